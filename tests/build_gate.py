@@ -5,11 +5,13 @@ from __future__ import annotations
 import concurrent.futures
 import contextlib
 import dataclasses
+import fcntl
 import functools
-import heapq
+import hashlib
 import importlib.util
 import itertools
 import os
+import pickle
 import re
 import shutil
 import subprocess
@@ -17,7 +19,7 @@ import tempfile
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar
+from typing import NamedTuple
 
 import numpy as np
 
@@ -43,6 +45,7 @@ from cupynorm.runtime.devices import EARLY_SINCE
 from cupynorm.runtime.nvrtc import Cubin
 from tests import SLOW
 from tests.module_text import joined
+from tests.sampling import covering
 
 OPS = (LAYER_NORM, RMS_NORM, SOFTMAX, LOG_SOFTMAX)
 
@@ -121,9 +124,25 @@ def edges() -> tuple[int, ...]:
     return tuple(sorted(found - {0}))
 
 
+plans_folder: Path | None = None  # where the processes of a test run share plans
+
+
 @functools.cache
 def shapes(problem: Problem, arch: str) -> dict[Plan, tuple[int, int]]:
     """Every plan that `choose` can give for such a problem, one for each kernel, with its rows and columns."""
+    if plans_folder is None:
+        return _shapes(problem, arch)
+    path = plans_folder / hashlib.sha256(f"{problem!r} {arch}".encode()).hexdigest()
+    # processes ask in the same order: whoever comes second waits for what the first one finds
+    with (plans_folder / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not path.exists():
+            path.write_bytes(pickle.dumps(_shapes(problem, arch)))
+        found: dict[Plan, tuple[int, int]] = pickle.loads(path.read_bytes())  # noqa: S301  a process of this run's
+    return found
+
+
+def _shapes(problem: Problem, arch: str) -> dict[Plan, tuple[int, int]]:
     limits = dataclasses.replace(RECORDED[DEVICES.get(arch, "a100")], compute_capability=arch)
     found: dict[tuple[object, ...], tuple[Plan, tuple[int, int]]] = {}
     cases = itertools.chain(
@@ -250,39 +269,6 @@ def widest_instances(
 ) -> list[Instance]:
     """For each call, at the widest vector, a choice of the plans."""
     return [each for types in calls for each in instances(op, types, widths(types)[0], arch, choice)]
-
-
-Candidate = TypeVar("Candidate")
-
-
-def covering(
-    candidates: Sequence[Candidate],
-    factors: Callable[[Candidate], Sequence[object]],
-    strain: Callable[[Candidate], Any],
-) -> list[Candidate]:
-    """Choose some of all candidates, so that any two values of two factors that occur together do so among these.
-
-    A fault of the compiler or of a plan comes from one value or from two that meet, such as a variant and a dtype;
-    hardly ever from three. A greedy choice: what has most that is new comes first, among equals what strains most.
-    """
-    pairs = [set(itertools.combinations(enumerate(factors(each)), 2)) for each in candidates]
-    strains = [strain(each) for each in candidates]
-    order = sorted(range(len(candidates)), key=lambda at: strains[at], reverse=True)
-    waiting = [(-len(pairs[at]), rank, at) for rank, at in enumerate(order)]
-    heapq.heapify(waiting)
-    covered: set[object] = set()
-    taken = []
-    while waiting:
-        _, rank, at = heapq.heappop(waiting)
-        new = pairs[at] - covered
-        if waiting and (-len(new), rank, at) > waiting[0]:  # others have come to have more
-            heapq.heappush(waiting, (-len(new), rank, at))
-        elif new:
-            covered |= new
-            taken.append(at)
-        else:
-            break
-    return [candidates[at] for at in sorted(taken)]
 
 
 class Called(NamedTuple):

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
+import sys
 from pathlib import Path
 
 import numpy as np
@@ -11,6 +13,7 @@ import pytest
 
 import cupynorm
 from cupynorm.tools import files
+from tests import SLOW
 from tests.cli import invoke, shell, start
 
 
@@ -175,85 +178,102 @@ def test_a_file_that_may_not_be_read_or_written_is_status_4(source, as_any_user,
     assert (done.returncode, done.stderr) == (4, f"Error: {names}: Permission denied\n")
 
 
-@pytest.mark.parametrize(
-    ("line", "status", "words"),
-    [
-        ("cupynorm run softmax missing.npy -o out.npy", 4, "missing.npy: No such file"),
-        ("cupynorm run softmax in.npy -o nowhere/out.npy --device cpu", 4, "nowhere/out.npy: No such file"),
-        ("cupynorm run softmax in.npy -o . --force --device cpu", 4, "is not a regular file"),
-        (
-            "cupynorm run softmax empty.npy -o out.npy --device cpu",
-            4,
-            "empty.npy: has shape (5, 0): its rows are empty",
-        ),
-        ("cupynorm bench --from in.npy", 4, "in.npy"),
-        ("cupynorm run layer_norm in.npy -o out.npy --device cpu --eps -1", 2, "--eps: eps"),
-        (f"cupynorm run layer_norm in.npy -o out.npy --device cpu --eps 1{'0' * 400}", 2, "--eps: eps"),
-        ("cupynorm run layer_norm in.npy -o out.npy --device cpu --axis 5", 2, "--axis: axis"),
-        (
-            f"cupynorm run layer_norm in.npy -o out.npy --device cpu --axis 1{'0' * 400}",
-            2,
-            "--axis: axis an int of 1329 bits is out of range",
-        ),
-        (
-            "cupynorm run softmax in.npy -o out.npy --device cpu --gamma in.npy",
-            2,
-            "Error: --gamma: softmax takes no",
-        ),
-        (
-            "cupynorm run softmax in.npy -o out.npy --device cpu --eps 1",
-            2,
-            "Error: --eps: softmax takes no eps",
-        ),
-        ("cupynorm run softmax in.npy -o out.npy --device cpu --stats", 2, "Error: --stats: softmax has no"),
-        (
-            "cupynorm run softmax in.npy -o out.npy --device cpu --input-dtype bfloat16",
-            2,
-            "Error: --input-dtype: in.npy holds no raw two-byte elements",
-        ),
-        ("cupynorm run softmax in.npy -o - --json", 2, "Error: --output: - and --json both want"),
-        ("cupynorm run layer_norm in.npy -o - --stats", 2, "Error: --stats: standard output (-) has no name"),
-        (
-            f"cupynorm explain softmax --shape 4,1{'0' * 400} --dtype float16 --device h200",
-            2,
-            "Error: --shape: shape (4, 1000000",
-        ),
-        (
-            "cupynorm explain softmax --shape 99999999999,99999999999 --dtype float16 --device h200",
-            2,
-            "Error: --shape: shape (99999999999, 99999999999) of float16 has 2**63 bytes or more",
-        ),
-        (
-            "cupynorm explain softmax/causal --shape 99999999999,99999999999 --dtype float16 --device h200",
-            2,
-            "Error: --shape: shape (99999999999, 99999999999) of float16 has 2**63 bytes or more",
-        ),
-        ("cupynorm bench --from nowhere.json", 4, "Error: nowhere.json: No such file or directory"),
-        (
-            "cupynorm run layer_norm in.npy -o out.npy --device cpu --gamma in.npy",
-            2,
-            "--gamma: gamma has shape",
-        ),
-        (
-            "cupynorm explain softmax --shape 64,1000000 --dtype float16 --device h200 --plan warp",
-            2,
-            "--plan: variant",
-        ),
-        (
-            "cupynorm run softmax in.npy -o out.npy --device cpu --dtype bfloat16",
-            1,
-            "needs the package ml_dtypes",
-        ),
-    ],
-    ids=lambda each: str(each)[:60],
-)
-def test_each_end_has_its_status_and_names_file_or_option(source, line, status, words):
+# a line of bash, its exit status, and words on its standard error
+ENDS = [
+    ("cupynorm run softmax missing.npy -o out.npy", 4, "missing.npy: No such file"),
+    ("cupynorm run softmax in.npy -o nowhere/out.npy --device cpu", 4, "nowhere/out.npy: No such file"),
+    ("cupynorm run softmax in.npy -o . --force --device cpu", 4, "is not a regular file"),
+    (
+        "cupynorm run softmax empty.npy -o out.npy --device cpu",
+        4,
+        "empty.npy: has shape (5, 0): its rows are empty",
+    ),
+    ("cupynorm bench --from in.npy", 4, "in.npy"),
+    ("cupynorm run layer_norm in.npy -o out.npy --device cpu --eps -1", 2, "--eps: eps"),
+    (f"cupynorm run layer_norm in.npy -o out.npy --device cpu --eps 1{'0' * 400}", 2, "--eps: eps"),
+    ("cupynorm run layer_norm in.npy -o out.npy --device cpu --axis 5", 2, "--axis: axis"),
+    (
+        f"cupynorm run layer_norm in.npy -o out.npy --device cpu --axis 1{'0' * 400}",
+        2,
+        "--axis: axis an int of 1329 bits is out of range",
+    ),
+    (
+        "cupynorm run softmax in.npy -o out.npy --device cpu --gamma in.npy",
+        2,
+        "Error: --gamma: softmax takes no",
+    ),
+    (
+        "cupynorm run softmax in.npy -o out.npy --device cpu --eps 1",
+        2,
+        "Error: --eps: softmax takes no eps",
+    ),
+    ("cupynorm run softmax in.npy -o out.npy --device cpu --stats", 2, "Error: --stats: softmax has no"),
+    (
+        "cupynorm run softmax in.npy -o out.npy --device cpu --input-dtype bfloat16",
+        2,
+        "Error: --input-dtype: in.npy holds no raw two-byte elements",
+    ),
+    ("cupynorm run softmax in.npy -o - --json", 2, "Error: --output: - and --json both want"),
+    ("cupynorm run layer_norm in.npy -o - --stats", 2, "Error: --stats: standard output (-) has no name"),
+    (
+        f"cupynorm explain softmax --shape 4,1{'0' * 400} --dtype float16 --device h200",
+        2,
+        "Error: --shape: shape (4, 1000000",
+    ),
+    (
+        "cupynorm explain softmax --shape 99999999999,99999999999 --dtype float16 --device h200",
+        2,
+        "Error: --shape: shape (99999999999, 99999999999) of float16 has 2**63 bytes or more",
+    ),
+    (
+        "cupynorm explain softmax/causal --shape 99999999999,99999999999 --dtype float16 --device h200",
+        2,
+        "Error: --shape: shape (99999999999, 99999999999) of float16 has 2**63 bytes or more",
+    ),
+    ("cupynorm bench --from nowhere.json", 4, "Error: nowhere.json: No such file or directory"),
+    (
+        "cupynorm run layer_norm in.npy -o out.npy --device cpu --gamma in.npy",
+        2,
+        "--gamma: gamma has shape",
+    ),
+    (
+        "cupynorm explain softmax --shape 64,1000000 --dtype float16 --device h200 --plan warp",
+        2,
+        "--plan: variant",
+    ),
+    (
+        "cupynorm run softmax in.npy -o out.npy --device cpu --dtype bfloat16",
+        1,
+        "needs the package ml_dtypes",
+    ),
+]
+# One of each status ends a process of its own; all do with CUPYNORM_SLOW=1.
+IN_A_PROCESS = {
+    "cupynorm run softmax missing.npy -o out.npy",
+    "cupynorm run layer_norm in.npy -o out.npy --device cpu --eps -1",
+    "cupynorm run softmax in.npy -o out.npy --device cpu --dtype bfloat16",
+}
+
+
+@pytest.mark.parametrize(("line", "status", "words"), ENDS, ids=lambda each: str(each)[:60])
+def test_each_end_has_its_status_and_names_file_or_option(source, monkeypatch, line, status, words):
     np.save(source.parent / "empty.npy", np.empty((5, 0), "f4"))
-    (source.parent / "ml_dtypes.py").write_text("raise ImportError('it is not installed')")
+    if SLOW or line in IN_A_PROCESS:
+        (source.parent / "ml_dtypes.py").write_text("raise ImportError('it is not installed')")
+        done = shell(line, source.parent)
+        code = done.returncode
+        assert "Traceback" not in done.stderr
+    else:  # a process takes half a second
+        monkeypatch.chdir(source.parent)
+        monkeypatch.setitem(sys.modules, "ml_dtypes", None)
+        done = invoke(*shlex.split(line)[1:])
+        code = done.exit_code
+        assert isinstance(done.exception, SystemExit)
 
-    done = shell(line, source.parent)
-
-    assert done.returncode == status, done.stderr
+    assert code == status, done.stderr
     assert words in done.stderr
-    assert "Traceback" not in done.stderr
     assert not (source.parent / "out.npy").exists()
+
+
+def test_the_ends_that_a_process_comes_to_have_all_statuses():
+    assert sorted(status for line, status, _ in ENDS if line in IN_A_PROCESS) == [1, 2, 4]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 from typing import TYPE_CHECKING, Any
@@ -10,15 +11,34 @@ import numpy as np
 
 from cupynorm.plan.config import VARIANTS
 from cupynorm.tools.testing import assert_close
+from tests.sampling import in_pairs
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from cupynorm.catalog.op_table import Op
     from cupynorm.tools.testing import Case
 
-__all__ = ["DTYPES", "SIMULATED", "VARIANTS", "as_strided", "bits", "check", "need_bytes", "run", "tiled"]
+__all__ = [
+    "DTYPES",
+    "SIMULATED",
+    "VARIANTS",
+    "as_strided",
+    "bits",
+    "check",
+    "need_bytes",
+    "pairs_where_simulated",
+    "run",
+    "tiled",
+]
 
 SIMULATED = os.environ.get("CUPYNORM_TEST_DEVICE") == "simulator"
 DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def pairs_where_simulated(*factors: Iterable[Any]) -> list[tuple[Any, ...]]:
+    """Return all combinations; on the simulator some, in which any two values meet, unless CUPYNORM_SLOW=1."""
+    return in_pairs(*factors) if SIMULATED else [*itertools.product(*factors)]
 
 
 def run(xp: Any, op: Op, case: Case, **options: Any) -> Any:

@@ -9,8 +9,7 @@ import pytest
 
 import cupynorm
 from cupynorm.tools.testing import assert_close
-from tests import SLOW
-from tests.gpu.agree import SIMULATED
+from tests.gpu.agree import pairs_where_simulated
 
 pytestmark = pytest.mark.small
 
@@ -74,65 +73,72 @@ def check_backward(xp: Any, name: str, dy: Any, x: Any, bias: Any, axis: Any, **
     return dx, dbias
 
 
-@pytest.mark.parametrize("axis", AXES)
-@pytest.mark.parametrize("layout", LAYOUTS)
-def test_a_bias_along_any_axis(xp: Any, axis: Any, layout: str) -> None:
-    kinds = ((np.float16, (3, 4, 16)), (np.float32, (2, 3, 5)))
-    # on the simulator one of them: each axis and each layout still meets both
-    which = (AXES.index(axis) + LAYOUTS.index(layout)) % 2
-    for dtype, shape in kinds[which : which + 1] if SIMULATED and not SLOW else kinds:
-        host = normal(*shape, dtype=dtype)
-        bias, _ = bias_of(host, axis)
-        x = laid_out(xp, host, layout)
+@pytest.mark.parametrize(
+    ("axis", "layout", "dtype", "direction"),
+    pairs_where_simulated(AXES, LAYOUTS, ("float16", "float32"), ("forward", "backward")),
+)
+def test_a_bias_along_any_axis(xp: Any, axis: Any, layout: str, dtype: str, direction: str) -> None:
+    shape = {"float16": (3, 4, 16), "float32": (2, 3, 5)}[dtype]
+    host = normal(*shape, dtype=dtype)
+    bias, _ = bias_of(host, axis)
+    x = laid_out(xp, host, layout)
 
-        y = check_forward(xp, "gelu", x, xp.asarray(bias), axis)
-
-        order = sorted(range(3), key=lambda at: -abs(x.strides[at]))
-        assert sorted(range(3), key=lambda at: -abs(y.strides[at])) == order
+    if direction == "backward":
         dy = laid_out(xp, normal(*shape, dtype=dtype, seed=2), layout)
         check_backward(xp, "silu", dy, x, xp.asarray(bias), axis)
+        return
+    y = check_forward(xp, "gelu", x, xp.asarray(bias), axis)
+
+    order = sorted(range(3), key=lambda at: -abs(x.strides[at]))
+    assert sorted(range(3), key=lambda at: -abs(y.strides[at])) == order
 
 
-@pytest.mark.parametrize("axis", [0, 1, -1])
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("gate", ["first", "second"])
-def test_halves_along_any_axis(xp: Any, axis: int, layout: str, gate: str) -> None:
-    for dtype, shape in ((np.float16, (4, 2, 16)), (np.float32, (2, 6, 10))):
-        host = normal(*shape, dtype=dtype)
-        bias = bias_of(host, axis)[0]
-        x = laid_out(xp, host, layout)
+@pytest.mark.parametrize(
+    ("axis", "layout", "gate", "dtype", "direction"),
+    pairs_where_simulated(
+        (0, 1, -1), LAYOUTS, ("first", "second"), ("float16", "float32"), ("forward", "backward")
+    ),
+)
+def test_halves_along_any_axis(
+    xp: Any, axis: int, layout: str, gate: str, dtype: str, direction: str
+) -> None:
+    host = normal(*{"float16": (4, 2, 16), "float32": (2, 6, 10)}[dtype], dtype=dtype)
+    bias = bias_of(host, axis)[0]
+    x = laid_out(xp, host, layout)
+    expected = FUNCTIONS["swiglu"](host.astype(np.float64), bias.astype(np.float64), axis=axis, gate=gate)
+    if direction == "forward":
         y = FUNCTIONS["swiglu"](x, xp.asarray(bias), axis=axis, gate=gate)
-        expected = FUNCTIONS["swiglu"](host.astype(np.float64), bias.astype(np.float64), axis=axis, gate=gate)
         assert_close(xp.asnumpy(y), expected, scale=np.ones(y.shape))
+        return
 
-        dy = laid_out(xp, normal(*y.shape, dtype=dtype, seed=2), layout)
-        found = cupynorm.geglu_backward(dy, x, xp.asarray(bias), axis=axis, gate=gate)
-        host_of = [xp.asnumpy(each).astype(np.float64) for each in (dy, x)]
-        wanted = cupynorm.geglu_backward(*host_of, bias.astype(np.float64), axis=axis, gate=gate)
-        for one, other in zip(found, wanted, strict=True):
-            assert_close(xp.asnumpy(one), other, scale=np.full(other.shape, 8.0))
+    dy = laid_out(xp, normal(*expected.shape, dtype=dtype, seed=2), layout)
+    found = cupynorm.geglu_backward(dy, x, xp.asarray(bias), axis=axis, gate=gate)
+    host_of = [xp.asnumpy(each).astype(np.float64) for each in (dy, x)]
+    wanted = cupynorm.geglu_backward(*host_of, bias.astype(np.float64), axis=axis, gate=gate)
+    for one, other in zip(found, wanted, strict=True):
+        assert_close(xp.asnumpy(one), other, scale=np.full(other.shape, 8.0))
 
 
-@pytest.mark.parametrize("layout", LAYOUTS)
-@pytest.mark.parametrize("of_out", LAYOUTS)
-def test_an_out_of_another_layout(xp: Any, layout: str, of_out: str) -> None:
+@pytest.mark.parametrize(
+    ("layout", "of_out", "call"),
+    pairs_where_simulated(LAYOUTS, LAYOUTS, ("forward", "backward", "dropout")),
+)
+def test_an_out_of_another_layout(xp: Any, layout: str, of_out: str, call: str) -> None:
     host = normal(3, 4, 8, dtype=np.float16)
     x, bias = laid_out(xp, host, layout), xp.asarray(bias_of(host, 1)[0])
     out = laid_out(xp, np.zeros_like(host), of_out)
 
-    # on the simulator one of the two: each layout of x and each of out still meets both
-    which = (LAYOUTS.index(layout) + LAYOUTS.index(of_out)) % 2 if SIMULATED and not SLOW else None
-    if which != 1:
+    if call == "forward":
         y = check_forward(xp, "silu", x, bias, 1, out=out)
         assert y is out
-    if which != 0:
+    elif call == "backward":
         dx, _ = check_backward(xp, "gelu", x, x, bias, 1, out=out)
         assert dx is out
-
-    kept = np.asarray(cupynorm.dropout(np.ones(host.shape), 0.5, seed=3)) != 0
-    y = cupynorm.dropout(x, 0.5, seed=3, out=out)
-    assert y is out
-    assert np.array_equal(xp.asnumpy(y), np.where(kept, xp.asnumpy(x) * np.float16(2), 0))
+    else:
+        kept = np.asarray(cupynorm.dropout(np.ones(host.shape), 0.5, seed=3)) != 0
+        y = cupynorm.dropout(x, 0.5, seed=3, out=out)
+        assert y is out
+        assert np.array_equal(xp.asnumpy(y), np.where(kept, xp.asnumpy(x) * np.float16(2), 0))
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)

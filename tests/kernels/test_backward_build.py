@@ -16,7 +16,6 @@ from tests.build_gate import (
     begins_too_soon,
     code_of,
     compile_instances,
-    covering,
     endless_waits,
     extremes,
     fused_instances,
@@ -26,6 +25,7 @@ from tests.build_gate import (
     tightest,
     tightness,
 )
+from tests.sampling import covering
 
 pytestmark = pytest.mark.slow
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 
-from tests.build_gate import covering
+from tests.sampling import covering
 
 ALL = [
     each

@@ -18,7 +18,8 @@ from cupynorm.lower.sums import Sums, sum_specs
 from cupynorm.plan.limits import RECORDED
 from cupynorm.runtime import nvrtc
 from tests import SLOW
-from tests.build_gate import begins_too_soon, code_of, compile_together, covering, nvdisasm, spills
+from tests.build_gate import begins_too_soon, code_of, compile_together, nvdisasm, spills
+from tests.sampling import covering
 
 ARCHS = ("75", "80", "86", "89", "90", "100", "120") if SLOW else ("90",)
 SHAPE = (64, 256, 3136)  # images, channels, pixels

@@ -13,6 +13,7 @@ from cupynorm.plan.config import CONVERTED, PLAIN, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.tools import explain
 from tests.invoke.test_fused_calls import check
+from tests.sampling import sample
 from tests.simulator import simulated
 
 __all__ = ["simulated"]  # a fixture
@@ -41,6 +42,21 @@ def held(name: str, rows: int, cols: int, dtype: str, **numbers: Any) -> Plan:
     raise refused
 
 
+CASE = ("name", "rows", "cols", "dtype")
+MASKS = {"where": "bytes", "bias": "numbers", "int8": "none"}
+
+
+def ways(numbers: list[Any], cases: list[tuple[str, int, int, str]]) -> list[tuple[Any, ...]]:
+    """Give each case one of the numbers of a plan at least; each op, each kind of mask and each dtype meets all."""
+
+    def factors(case: tuple[Any, ...]) -> tuple[object, ...]:
+        op, _, form = case[0].partition("/")
+        mask = MASKS.get(form, "interval") if "softmax" in op else ""
+        return op, mask, case[3], case[2] % 8 > 0, str(case[4])
+
+    return sample(((*case, each) for case in cases for each in numbers), factors, lambda case: case[:4])
+
+
 # (what a plan keeps for a block's next rows: parameters, rows on their way)
 AHEAD = [
     {"stages": 0, "parameter_cache": 2},
@@ -49,17 +65,20 @@ AHEAD = [
 ]
 
 
-@pytest.mark.parametrize("numbers", AHEAD, ids=str)
 @pytest.mark.parametrize(
-    ("name", "rows", "cols", "dtype"),
-    [
-        ("add_layer_norm", 11, 1024, "float16"),
-        ("add_layer_norm/sum", 11, 1000, "float16"),
-        ("add_layer_norm/sum", 7, 520, "float32"),
-        ("add_rms_norm/dropout", 7, 1032, "float16"),
-        ("layer_norm/fuse", 7, 1000, "float32"),
-        ("layer_norm/int8", 7, 1032, "float16"),
-    ],
+    (*CASE, "numbers"),
+    ways(
+        AHEAD,
+        [
+            ("add_layer_norm", 11, 1024, "float16"),
+            ("add_layer_norm/sum", 11, 1000, "float16"),
+            ("add_layer_norm/sum", 7, 520, "float32"),
+            ("add_rms_norm/dropout", 7, 1032, "float16"),
+            ("layer_norm/fuse", 7, 1000, "float32"),
+            ("layer_norm/int8", 7, 1032, "float16"),
+        ],
+    ),
+    ids=str,
 )
 def test_rows_that_begin_at_vectors(
     name: str, rows: int, cols: int, dtype: str, numbers: dict[str, int], simulated: Any
@@ -94,22 +113,25 @@ def test_blocks_send_their_rows_ahead_too(
     check(simulated, name, rows, cols, dtype, plan=plan)
 
 
-@pytest.mark.parametrize("stages", [0, 1, 2])
 @pytest.mark.parametrize(
-    ("name", "rows", "cols", "dtype"),
-    [
-        ("softmax/where", 11, 1024, "float16"),
-        ("log_softmax/where", 7, 1000, "float32"),
-        ("softmax/where", 5, 1001, "float16"),
-        ("softmax/bias", 7, 1000, "float16"),
-        ("softmax/bias", 7, 4101, "float32"),
-        ("softmax/int8", 7, 1000, "float16"),
-        ("softmax/lengths", 7, 1000, "float16"),
-        ("softmax/causal", 264, 264, "float32"),
-        ("log_softmax/window", 328, 328, "float16"),
-        ("softmax/ragged", 272, 136, "float16"),
-        ("softmax/ragged", 402, 201, "float16"),
-    ],
+    (*CASE, "stages"),
+    ways(
+        [0, 1, 2],
+        [
+            ("softmax/where", 11, 1024, "float16"),
+            ("log_softmax/where", 7, 1000, "float32"),
+            ("softmax/where", 5, 1001, "float16"),
+            ("softmax/bias", 7, 1000, "float16"),
+            ("softmax/bias", 7, 4101, "float32"),
+            ("softmax/int8", 7, 1000, "float16"),
+            ("softmax/lengths", 7, 1000, "float16"),
+            ("softmax/causal", 264, 264, "float32"),
+            ("log_softmax/window", 328, 328, "float16"),
+            ("softmax/ragged", 272, 136, "float16"),
+            ("softmax/ragged", 402, 201, "float16"),
+        ],
+    ),
+    ids=str,
 )
 def test_masks_go_with_their_rows(
     name: str, rows: int, cols: int, dtype: str, stages: int, simulated: Any
@@ -120,22 +142,23 @@ def test_masks_go_with_their_rows(
 
 
 @pytest.mark.parametrize(
-    "numbers", [{"parameter_cache": CONVERTED, "stages": 1}, {"parameter_cache": 2, "stages": 1}, {}], ids=str
-)
-@pytest.mark.parametrize(
-    ("name", "rows", "cols", "dtype"),
-    [
-        ("add_layer_norm", 19, 1001, "float16"),
-        ("add_layer_norm/sum", 35, 1517, "float16"),
-        ("add_layer_norm/sum", 11, 4805, "float32"),
-        ("add_rms_norm/sum", 19, 1015, "float16"),
-        ("layer_norm/fuse", 19, 1021, "float16"),
-        ("add_layer_norm/dropout", 19, 1003, "float16"),
-        ("add_rms_norm/dropout", 11, 4807, "float32"),
-        ("layer_norm/int8", 19, 1511, "float16"),
-        ("layer_norm/int8/scale", 11, 4803, "float32"),
-        ("rms_norm/int8", 19, 1503, "float16"),
-    ],
+    (*CASE, "numbers"),
+    ways(
+        [{"parameter_cache": CONVERTED, "stages": 1}, {"parameter_cache": 2, "stages": 1}, {}],
+        [
+            ("add_layer_norm", 19, 1001, "float16"),
+            ("add_layer_norm/sum", 35, 1517, "float16"),
+            ("add_layer_norm/sum", 11, 4805, "float32"),
+            ("add_rms_norm/sum", 19, 1015, "float16"),
+            ("layer_norm/fuse", 19, 1021, "float16"),
+            ("add_layer_norm/dropout", 19, 1003, "float16"),
+            ("add_rms_norm/dropout", 11, 4807, "float32"),
+            ("layer_norm/int8", 19, 1511, "float16"),
+            ("layer_norm/int8/scale", 11, 4803, "float32"),
+            ("rms_norm/int8", 19, 1503, "float16"),
+        ],
+    ),
+    ids=str,
 )
 def test_rows_that_begin_anywhere(
     name: str, rows: int, cols: int, dtype: str, numbers: dict[str, int], simulated: Any
@@ -146,17 +169,20 @@ def test_rows_that_begin_anywhere(
     check(simulated, name, rows, cols, dtype, plan=plan)
 
 
-@pytest.mark.parametrize("stages", [1, 2])
 @pytest.mark.parametrize(
-    ("name", "rows", "cols", "dtype"),
-    [
-        ("softmax/where", 19, 1501, "float16"),
-        ("log_softmax/where", 11, 4801, "float32"),
-        ("softmax/bias", 19, 1003, "float16"),
-        ("softmax/lengths", 19, 1505, "float16"),
-        ("softmax/causal", 25, 1505, "float16"),
-        ("softmax/int8", 19, 1503, "float16"),
-    ],
+    (*CASE, "stages"),
+    ways(
+        [1, 2],
+        [
+            ("softmax/where", 19, 1501, "float16"),
+            ("log_softmax/where", 11, 4801, "float32"),
+            ("softmax/bias", 19, 1003, "float16"),
+            ("softmax/lengths", 19, 1505, "float16"),
+            ("softmax/causal", 25, 1505, "float16"),
+            ("softmax/int8", 19, 1503, "float16"),
+        ],
+    ),
+    ids=str,
 )
 def test_clusters_claim_rows_that_have_no_parameters(
     name: str, rows: int, cols: int, dtype: str, stages: int, simulated: Any

@@ -24,6 +24,7 @@ from cupynorm.tools import explain
 from cupynorm.tools.testing import assert_close
 from tests import SLOW
 from tests.invoke.test_fused_calls import AROUND, check
+from tests.sampling import in_pairs
 from tests.simulator import simulated  # noqa: F401  a fixture
 
 # gradients take no plan: test_backward.py runs them in every variant
@@ -39,15 +40,17 @@ def planned(name: str, rows: int, cols: int, dtype: str, variant: str | Plan) ->
     return choose(problem, RECORDED["h200"], lambda plan: plan.min_blocks, variant)
 
 
-# Rows that begin anywhere, and whole vectors. A form has one with float16 and the other with float32, the next form the
-# other way round.
-@pytest.mark.parametrize(("name", "variant"), ON_CHIP_BY_FORM)
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
-def test_every_form_is_right(name: str, dtype: str, variant: str, simulated: Any) -> None:
-    shapes = ((5, 1001), (3, 4096))
-    which = (ON_CHIP_BY_FORM.index((name, variant)) + (dtype == "float32")) % 2
-    for rows, cols in shapes if SLOW else shapes[which : which + 1]:
-        check(simulated, name, rows, cols, dtype, plan=variant)
+# rows that begin anywhere, and whole vectors
+FORMS_ON_CHIP = in_pairs(
+    [name for name in HELD if name not in APART], ON_CHIP, ("float16", "float32"), ((5, 1001), (3, 4096))
+)
+
+
+@pytest.mark.parametrize(("name", "variant", "dtype", "shape"), FORMS_ON_CHIP, ids=str)
+def test_every_form_is_right(
+    name: str, variant: str, dtype: str, shape: tuple[int, int], simulated: Any
+) -> None:
+    check(simulated, name, *shape, dtype, plan=variant)
 
 
 @pytest.mark.parametrize("variant", ON_CHIP)

@@ -4,7 +4,7 @@ Good is: nothing in local memory (no spill, no stack frame), and packs are moved
 wide where the vector is. A kernel that spills still gives right numbers, so nothing but this notices.
 
 There are thousands of them, and a third of a second of the compiler's each. So each test compiles a sample in which all
-ops, dtypes and kinds of plans meet in pairs (build_gate.covering), and all of them with CUPYNORM_SLOW=1.
+ops, dtypes and kinds of plans meet in pairs (sampling.covering), and all of them with CUPYNORM_SLOW=1.
 """
 
 from __future__ import annotations
