@@ -42,7 +42,9 @@ SMOOTH_CROSS_ENTROPY = RowOp(
     registers=4,
 )
 LOGSUMEXP = RowOp("logsumexp", "ops/losses.cuh", "LogSumExp", stats=("lse",), row_numbers=4)
-OMITTING_LOGSUMEXP = RowOp("logsumexp", "ops/omitting.cuh", "OmittingLogSumExp", stats=("lse",), row_numbers=4)
+OMITTING_LOGSUMEXP = RowOp(
+    "logsumexp", "ops/omitting.cuh", "OmittingLogSumExp", stats=("lse",), row_numbers=4
+)
 # (x, b) is an element; its one option: whether nan is left out
 SIGNED_LOGSUMEXP = RowOp(
     "logsumexp", "ops/signed_logsumexp.cuh", "SignedLogSumExp", stats=("lse", "sign"), fields=2
