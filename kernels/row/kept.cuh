@@ -46,7 +46,8 @@ inline KeptOfRows<Shape> find_kept(const typename Load::RowPointer (&rows)[Shape
   });
   return kept;
 }
-// Of a thread's elements from number kFrom on, kPart of row kRow: as add_up of an op asks for them.
+
+// kPart elements of one of a thread's rows, from number `from` on: as add_up of an op asks for them.
 template <class Shape, int kPart>
 struct KeptPart {
   const KeptOfRows<Shape>& kept;
@@ -66,6 +67,7 @@ struct KeptPart {
     return total;
   }
 };
+
 // Halves that are kept, and -inf in place of the others.
 template <class Shape>
 inline void drop_halves(const KeptOfRows<Shape>& kept, Vector<half, Shape::kVector> (&x)[Shape::kElements]) {
