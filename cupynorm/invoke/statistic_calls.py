@@ -8,7 +8,7 @@ from cupynorm.call.arguments import view
 from cupynorm.call.missing import OMIT
 from cupynorm.call.statistics import Missing, StatisticCall
 from cupynorm.invoke import step_calls
-from cupynorm.invoke.step_calls import Implementation, Parts
+from cupynorm.invoke.step_calls import Implementation, Parts, of_mask
 from cupynorm.invoke.steps import Steps
 from cupynorm.lower.statistics import MOMENTS, statistic_spec
 from cupynorm.plan.config import Plan
@@ -26,8 +26,7 @@ ROWS_KEPT = ELEMENTS | dict.fromkeys(MOMENTS.stats, "x")
 
 def statistic_parts(call: StatisticCall) -> Parts:
     """Return the arrays of a call."""
-    read = {"x": call.x, "weights": call.weights}
-    read |= {name: None if call.mask is None else getattr(call.mask, name) for name in ("where", "lengths")}
+    read = {"x": call.x, "weights": call.weights, **of_mask(call.mask)}
     written = {} if call.out is None else {"out": call.out}
     return Parts(read, {**written, **call.rows}, call.results)
 

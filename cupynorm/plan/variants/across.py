@@ -212,11 +212,14 @@ def _beside(problem: Problem) -> int:
     return loaded + sum(max(REGISTER_BYTES, size) for size in problem.epilogue_operands)
 
 
-def _blocks_of_a_row(question: Question, rows: int, each: Sequence[int]) -> list[int]:
-    """Return how many blocks share so many rows, of those that may: more where too few rows are left for the device."""
+def _blocks_of_a_row(question: Question, rows: int, each: Sequence[int], blocks: int = 1) -> list[int]:
+    """Return how many blocks share so many rows, of those that may: more where too few rows are left for the device.
+
+    blocks: how many each multiprocessor shall have.
+    """
     problem, numbers = question.problem, question.rules.apart
     tiles, parts = math.ceil(problem.rows / rows), problem.cols // numbers.least_part
-    enough = [ctas for ctas in each if ctas * tiles >= question.limits.sm_count or 2 * ctas > parts]
+    enough = [ctas for ctas in each if ctas * tiles >= blocks * question.limits.sm_count or 2 * ctas > parts]
     return enough[:1] or [*each[-1:]]
 
 
@@ -371,11 +374,9 @@ def _only_read(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
         return
     block, width = numbers.loops
     lanes = _lanes(question, width)
-    tiles = math.ceil(problem.rows / (lanes * _vector(question)))
-    most = problem.cols // numbers.least_part
-    enough = [each for each in ctas if each * tiles >= blocks * question.limits.sm_count or 2 * each > most]
     elements = _elements(question, numbers.again[problem.compute_bytes])
-    yield _tiling(question, lanes, [*enough, ctas[-1]][0], "uncached", block, elements, NOWHERE)
+    for each in _blocks_of_a_row(question, lanes * _vector(question), ctas, blocks):
+        yield _tiling(question, lanes, each, "uncached", block, elements, NOWHERE)
 
 
 def _again(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
