@@ -27,7 +27,10 @@ if TYPE_CHECKING:
 
 
 class Parameter(NamedTuple):
-    """Where the gradient of a parameter goes. name: of its argument, or of the result. adds: to what is there."""
+    """Where the gradient of a parameter goes.
+
+    name: that of its argument, or of the result. adds: whether it is added to what is there.
+    """
 
     array: Any
     name: str

@@ -1,4 +1,4 @@
-"""What gradients of norms have in common, of norms of sums as well: a call, from its arguments on."""
+"""How a call of a norm's gradient runs, from its arguments on; that of a norm of a sum, too."""
 
 from __future__ import annotations
 

@@ -128,8 +128,8 @@ inline unsigned bits_of(const Packed& packed) {
   return bits;
 }
 
-// Which of N elements a mask keeps, for as long as they wait: a bit for each. Those of eight times four elements are a
-// word, in which the four have the top bits of its bytes, the next four the bits below, and so on.
+// Which of N elements a mask keeps, for as long as they wait: a bit for each. 32 elements are a word, four at a time:
+// the first four have the top bits of its bytes, the next four the bits below these, and so on.
 template <int N>
 struct KeptElements {
   static constexpr int kWords = (N + 31) / 32;
