@@ -10,6 +10,7 @@ import functools
 import hashlib
 import importlib.util
 import itertools
+import math
 import os
 import pickle
 import re
@@ -567,6 +568,12 @@ def _rows_of(dtype: str, cols: int, rows: int = 8) -> View:
     return View(0, (rows, cols), (cols * size, size), dtype_of(dtype))
 
 
+def _in_runs(dtype: str, cols: int) -> View:
+    """Return rows whose columns are in three runs, at most one element fewer than `cols`."""
+    size, run = dtype_of(dtype).itemsize, cols // 3
+    return View(0, (8, 3, run), (run * size, 8 * run * size, size), dtype_of(dtype))
+
+
 def _mask(cols: int, **given: object) -> Mask:
     return Mask((8, cols), 1, **given)  # type: ignore[arg-type]
 
@@ -581,15 +588,18 @@ class Fused(NamedTuple):
     op: RowOp
     around: Callable[[str, int], Around]
     columns: int = 0  # of gamma and beta, how many are given
+    rows: Callable[[str, int], View] = _rows_of
 
     def spec(self, dtype: str, cols: int) -> KernelSpec:
         """Lower it by the product's own functions."""
-        x = _rows_of(dtype, cols)
-        columns = {name: View(0, (cols,), x.strides[1:], x.dtype) for name in self.op.columns[: self.columns]}
+        x = self.rows(dtype, cols)
+        of_row, size = x.shape[1:], x.dtype.itemsize
+        steps = tuple(math.prod(of_row[at + 1 :]) * size for at in range(len(of_row)))
+        columns = {name: View(0, of_row, steps, x.dtype) for name in self.op.columns[: self.columns]}
         what = self.around(dtype, cols)
         compute = compute_dtype(x.dtype, *(each.dtype for each in what.outs))
         eps = (0.0,) * (1 + len(self.op.numbers))
-        return fused_spec(self.op, x, 1, columns, (), eps, compute, what)
+        return fused_spec(self.op, x, len(of_row), columns, (), eps, compute, what)
 
 
 def _full_where(cols: int) -> Mask:
@@ -618,6 +628,12 @@ def _adds(dtype: str, cols: int, *, bias: bool, drop: bool, keep: bool, scales: 
         loaded=x if keep else None,
         scales=int(scales),
     )
+
+
+def _sum_in_runs(dtype: str, cols: int) -> Around:
+    x = _in_runs(dtype, cols)
+    load, _ = trace(lambda x, r: x + r, "load")
+    return Around((x,), load, (x._replace(pointer=1 << 20),), loaded=x._replace(pointer=1 << 21))
 
 
 def _stores(dtype: str, cols: int, name: str) -> Around:
@@ -672,6 +688,12 @@ FUSED = {
     ),
     "layer_norm of a user's": Fused(LAYER_NORM, _users, 2),
     "softmax of a user's": Fused(SOFTMAX, _users),
+}
+
+# Rows in runs, none of which are unaligned.
+IN_RUNS = {
+    "layer_norm in runs": Fused(LAYER_NORM, lambda d, n: Around((_in_runs(d, n),)), 2, _in_runs),
+    "a sum and its softmax in runs": Fused(SOFTMAX, _sum_in_runs, rows=_in_runs),
 }
 
 
@@ -749,7 +771,7 @@ def fused_instances(
     """Write the kernels of some plans of one fused call, at the widest vector and, where it can, of unaligned rows."""
     found = []
     for cols in (WHOLE_COLS, ODD_COLS):
-        what = (FUSED | GRADIENTS)[kind].spec(dtype, cols)
+        what = (FUSED | IN_RUNS | GRADIENTS)[kind].spec(dtype, cols)
         chosen = choice(plans(what.problem, arch))
         found += [
             Instance(

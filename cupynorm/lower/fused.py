@@ -29,6 +29,7 @@ from cupynorm.lower.mirrors import (
     direct,
     fused_load,
     fused_store,
+    is_in_runs,
     is_per_row,
     kept,
     kept_anywhere,
@@ -39,6 +40,7 @@ from cupynorm.lower.mirrors import (
     operand,
     prefetched_bytes,
     roomy,
+    run_width,
     scaled_store,
     summed_arguments,
     value,
@@ -247,7 +249,7 @@ def around(call: Call, fused: CheckedExtras) -> Around:
 class _Setting(NamedTuple):
     """What loads, stores and their operands are lowered with. written: the arrays that results go to.
 
-    apart: a row's elements do not lie next to one another. anywhere: rows are unaligned, as the first result is.
+    anywhere: rows are unaligned, as the first result is.
     """
 
     x: View
@@ -256,13 +258,12 @@ class _Setting(NamedTuple):
     compute: Dtype
     vectors: Vectors
     written: Sequence[View]
-    apart: bool
     anywhere: bool
 
     def operand(self, given: Operand) -> Struct:
         """Return the struct that loads an operand."""
         if isinstance(given, Dropout):
-            if self.apart:
+            if self.vectors.across:
                 return kept_anywhere(given, _numbers(self.x), self.axes)
             whole = not self.anywhere or begins_whole(self.written[0], self.vectors.width)
             return kept(given, self.cols, whole=whole)
@@ -285,22 +286,28 @@ def fused_spec(
 ) -> KernelSpec:
     """Lower a row op with what is computed around it.
 
-    Where a row's elements lie apart from one another, in x or in a result, all of them are accessed one by one.
+    Where a row's elements lie apart from one another, in x or in a result, all of them are accessed one by one; in
+    vectors where they lie in runs.
     """
     shape = x.shape[len(x.shape) - axes :]
     rows, cols = math.prod(x.shape[: len(x.shape) - axes]), math.prod(shape)
     mirror = op.mirror(compute, stats, eps)
     gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
     numbered = stats or what.sums is not None  # rows, by their places
-    apart = lies_apart(x, axes, *what.outs, *(() if what.loaded is None else (what.loaded,)))
+    arrays = (x, *what.outs, *(() if what.loaded is None else (what.loaded,)))
+    apart = lies_apart(*arrays, axes=axes)
+    in_runs = apart and what.sums is None and all(is_in_runs(each, axes) for each in arrays)
+    apart = apart and not in_runs
     order = tuple(range(len(x.shape) - axes)) if numbered or apart else _order(x, axes, what)
     x, what = x.reordered(order), _loaded(x, what).reordered(order)
     written = what.outs if what.loaded is None else (*what.outs, what.loaded)
     written = written or (x,)  # nothing is: rows are cut as x is aligned
-    problem = _problem(x, written, axes, compute, columns, what, apart=apart, rounds=op.rounds)
-    vectors = _vectors(problem, written[0], short=bool(columns), apart=apart)
+    problem = _problem(
+        x, written, axes, compute, columns, what, apart=apart, in_runs=in_runs, rounds=op.rounds
+    )
+    vectors = _vectors(problem, written[0], short=bool(columns), apart=apart)._replace(in_runs=in_runs)
     anywhere = vectors.like is not None
-    setting = _Setting(x, axes, cols, compute, vectors, written, apart, anywhere)
+    setting = _Setting(x, axes, cols, compute, vectors, written, anywhere)
     load, of_load = _load_of(setting, what, order)
     store, of_store = _store_of(setting, what, gamma, beta)
     functions = [*of_load, *of_store]
@@ -349,8 +356,8 @@ def _name_of(function: Function) -> str:
 
 def _load_of(setting: _Setting, what: Around, order: Sequence[int]) -> tuple[Struct, list[Function]]:
     """Return what loads x, and the functions that it calls."""
-    x, axes, apart = setting.x, setting.axes, setting.apart
-    if what.is_direct and not apart:
+    x, axes, vectors = setting.x, setting.axes, setting.vectors
+    if what.is_direct and not (vectors.across or vectors.in_runs):
         return direct("DirectLoad", x.split(axes)[0]), []
     masked = (
         mask_struct(what.mask, setting.vectors, order)
@@ -359,24 +366,22 @@ def _load_of(setting: _Setting, what: Around, order: Sequence[int]) -> tuple[Str
     )
     function = what.load or IDENTITY
     operands = [setting.operand(each) for each in what.load_operands]
-    load = fused_load(x, axes, _name_of(function), masked, what.loaded, operands, apart=apart)
+    load = fused_load(x, axes, _name_of(function), masked, what.loaded, operands, vectors)
     return load, [function]
 
 
 def _store_of(setting: _Setting, what: Around, gamma: Struct, beta: Struct) -> tuple[Struct, list[Function]]:
     """Return what stores results, with affine parameters, and the functions that it calls."""
-    axes, apart = setting.axes, setting.apart
+    axes, vectors = setting.axes, setting.vectors
     if what.scales:
         limit = LARGEST[what.outs[0].dtype.name]
-        store = scaled_store(
-            what.outs[0], axes, gamma, beta, what.scales, limit, setting.compute, apart=apart
-        )
+        store = scaled_store(what.outs[0], axes, gamma, beta, what.scales, limit, setting.compute, vectors)
         return store, []
     if not what.outs:
         return no_store(setting.x.split(axes)[0], what.room), []
     function = what.store or IDENTITY
     operands = [setting.operand(each) for each in what.store_operands]
-    store = fused_store(what.outs, axes, _name_of(function), gamma, beta, operands, apart=apart)
+    store = fused_store(what.outs, axes, _name_of(function), gamma, beta, operands, vectors)
     return store, [function]
 
 
@@ -391,9 +396,9 @@ def _with_sums(op: RowOp, spec: KernelSpec, sums: RowSums, texts: Sequence[str])
     return spec._replace(text=text, types=types, params=whole, problem=problem)
 
 
-def lies_apart(x: View, axes: int, *written: View) -> bool:
+def lies_apart(*arrays: View, axes: int) -> bool:
     """Say whether a row's elements do not lie next to one another in one of the arrays."""
-    return not all(each.split(axes)[1].is_contiguous() for each in (x, *written))
+    return not all(each.split(axes)[1].is_contiguous() for each in arrays)
 
 
 def _across(x: View, axes: int) -> int:
@@ -470,13 +475,16 @@ def _problem(
     what: Around,
     *,
     apart: bool,
+    in_runs: bool,
     rounds: bool,
 ) -> Problem:
     """Return the problem, without what else the op says and the registers of the functions."""
     vector = vector_width(x, written[0], axes, *written[1:])
+    if in_runs:
+        vector = functools.reduce(lambda most, each: run_width(each, axes, most), (x, *written), vector)
     drops, labels = (any(isinstance(each, kind) for each in what.operands) for kind in (Dropout, Label))
     cols = math.prod(x.shape[len(x.shape) - axes :])
-    alignment = common_alignment(x, written, axes)
+    alignment = None if in_runs else common_alignment(x, written, axes)
     if what.sums is not None and alignment is not None and not 0 < alignment.period <= INTERLEAVED:
         alignment = None  # the rows of a group have several
     where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
@@ -499,7 +507,7 @@ def _problem(
         epilogue_operands=_bytes_of(what.store_operands, axes, apart=apart),
         output_bytes=max((each.dtype.itemsize for each in what.outs), default=0),
         outputs=len(what.outs) + (what.loaded is not None) + bool(what.scales) + bool(what.room),
-        direct_load=what.is_direct,
+        direct_load=what.is_direct and not in_runs,
         extra_registers=NUMBERS.dropout * drops
         + NUMBERS.label * labels
         + NUMBERS.ignored * (what.labelled is not None and what.counted is not None)
@@ -515,7 +523,7 @@ def _problem(
         most_kept=_most_kept(what.mask) if what.counted is None else cols,
     )
     if not apart:
-        return problem
+        return dataclasses.replace(problem, room=in_runs and bool(what.outs))
     return dataclasses.replace(
         problem,
         vector=across_width(x, axes),

@@ -105,18 +105,27 @@ def across_width(each: View, axes: int) -> int:
     return math.gcd(most, extents[-1], each.pointer // each.dtype.itemsize, *others)
 
 
-def apart_store(out: View, axes: int) -> Struct:
-    """Return the mirror of ApartStore: where single elements go."""
+def is_in_runs(each: View, axes: int) -> bool:
+    """Say whether rows consist of runs of elements that lie next to one another: along the last of several axes."""
+    return each.split(axes)[1].collapsed()[1][-1] == 1
+
+
+def run_width(each: View, axes: int, most: int) -> int:
+    """Return how many elements of a run, at most `most`, one access may move at each multiple of so many columns."""
+    extents, strides = each.split(axes)[1].collapsed()
+    return math.gcd(most, extents[-1], *strides[:-1])
+
+
+def store_to(out: View, axes: int, vectors: Vectors) -> Struct:
+    """Return the mirror of DirectStore, or of ApartStore."""
+    if not vectors.across and out.split(axes)[1].is_contiguous():
+        return direct("DirectStore", out.split(axes)[0])
     index, cols = strided(out.split(axes)[0]), columns_apart(out, axes)
     dtype = np.dtype([("cols", cols.dtype), ("pointer", POINTER), ("rows", index.dtype)], align=True)
-    width = across_width(out, axes)
-    type_name = f"cupynorm::ApartStore<{cpp_of_element(out.dtype)}, {index.cpp}, {cols.cpp}, {width}>"
+    across = across_width(out, axes) if vectors.across else 1
+    widths = f"{across}, {vectors.width}" if vectors.width > 1 else f"{across}"
+    type_name = f"cupynorm::ApartStore<{cpp_of_element(out.dtype)}, {index.cpp}, {cols.cpp}, {widths}>"
     return Struct(type_name, dtype, (cols.values, out.pointer, index.values))
-
-
-def store_to(out: View, axes: int, *, apart: bool) -> Struct:
-    """Return the mirror of DirectStore, or of ApartStore."""
-    return apart_store(out, axes) if apart else direct("DirectStore", out.split(axes)[0])
 
 
 def no_store(rows: View, room: int) -> Struct:
@@ -190,6 +199,8 @@ def operand(stretched: View, axes: int, vectors: Vectors, *, constant: bool) -> 
         dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
         type_name = f"cupynorm::AlongRows<{element}, {index.cpp}, {width}, {'true' if constant else 'false'}>"
         return Struct(type_name, dtype, (stretched.pointer, index.values))
+    if vectors.in_runs and is_in_runs(stretched, axes):
+        return _along_runs(stretched, axes, vectors.access_of(stretched, axes), constant=constant)
     index, columns = strided(rows), strided32(cols)
     dtype = np.dtype(
         [("pointer", POINTER), ("rows", index.dtype), ("cols", columns.dtype)],
@@ -200,14 +211,25 @@ def operand(stretched: View, axes: int, vectors: Vectors, *, constant: bool) -> 
     return Struct(type_name, dtype, (stretched.pointer, index.values, columns.values))
 
 
+def _along_runs(stretched: View, axes: int, width: int, *, constant: bool) -> Struct:
+    """Return the mirror of AlongRows whose columns are in runs, of which an access moves `width` elements."""
+    rows, cols = stretched.split(axes)
+    index, columns = strided64(rows), strided32(cols)
+    dtype = np.dtype([("cols", columns.dtype), ("pointer", POINTER), ("rows", index.dtype)], align=True)
+    of = f"{cpp_of_element(stretched.dtype)}, {index.cpp}, {width}, {'true' if constant else 'false'}"
+    values = (columns.values, stretched.pointer, index.values)
+    return Struct(f"cupynorm::AlongRows<{of}, {columns.cpp}>", dtype, values)
+
+
 def prefetched_bytes(stretched: View, axes: int, vectors: Vectors) -> int:
     """Return the bytes of an element of an operand that is prefetched (kPrefetchBytes in C++); of others 0."""
     cols = stretched.split(axes)[1]
     along = not is_per_row(stretched, axes)
     size = stretched.dtype.itemsize
+    in_runs = vectors.in_runs and is_in_runs(stretched, axes)
     if (
         not along
-        or not cols.is_contiguous()
+        or not (in_runs or cols.is_contiguous())
         or vectors.access_of(stretched, axes) * size < LEAST_COPIED_BYTES
     ):
         return 0
@@ -222,6 +244,7 @@ class Vectors(NamedTuple):
     better for norms, but worse for softmax (docs/notes/047, "Fused calls").
     realigned: what is not aligned to a whole vector takes two accesses, instead of several of fewer elements.
     across: an access may move an element of several neighbouring rows, whose own elements lie apart.
+    in_runs: not all of a row's elements lie next to one another, but those of each vector.
     """
 
     width: int
@@ -229,12 +252,14 @@ class Vectors(NamedTuple):
     short: bool = True
     realigned: bool = False
     across: bool = False
+    in_runs: bool = False
 
     def access_of(self, stretched: View, axes: int) -> int:
         """Return how many elements one access to an operand's vector moves; 0 if it is unaligned and takes two."""
         widest = max(1, ACCESS_BYTES // stretched.dtype.itemsize)
         if self.like is None:
             found = math.gcd(self.width, widest, *_starts(stretched, axes))
+            found = run_width(stretched, axes, found) if self.in_runs else found
             return 0 if self.realigned and found < min(self.width, widest) else found
         same = _misalignment(stretched, axes, self.width) == _misalignment(self.like, axes, self.width)
         return min(self.width, widest) if same else 0
@@ -360,19 +385,16 @@ def fused_load(
     masked: Struct,
     keep: View | None,
     operands: Sequence[Struct],
-    *,
-    apart: bool = False,
+    vectors: Vectors,
 ) -> Struct:
-    """Return the mirror of FusedLoad. keep: an array to which the computed values are written, too.
-
-    apart: columns need not lie next to one another, and are loaded one by one.
-    """
+    """Return the mirror of FusedLoad. keep: an array to which the computed values are written, too."""
     index, given = strided(x.split(axes)[0]), struct_list("Operands", operands)
     keeping = Struct("cupynorm::NoStoreComputed", EMPTY, (0,))
     if keep is not None:
-        to = store_to(keep, axes, apart=apart)
+        to = store_to(keep, axes, vectors)
         type_name = f"cupynorm::StoreComputed<{to.cpp}>"
         keeping = Struct(type_name, np.dtype([("to", to.dtype)], align=True), (to.values,))
+    apart = vectors.across or not x.split(axes)[1].is_contiguous()
     cols = columns_apart(x, axes) if apart else ADJACENT
     fields = [
         ("pointer", POINTER),
@@ -398,11 +420,10 @@ def fused_store(
     gamma: Struct,
     beta: Struct,
     operands: Sequence[Struct],
-    *,
-    apart: bool = False,
+    vectors: Vectors,
 ) -> Struct:
-    """Return the mirror of FusedStore. apart: as in fused_load."""
-    to = struct_list("Outputs", [store_to(out, axes, apart=apart) for out in outs])
+    """Return the mirror of FusedStore."""
+    to = struct_list("Outputs", [store_to(out, axes, vectors) for out in outs])
     affine, given = affine_columns(gamma, beta), struct_list("Operands", operands)
     dtype = np.dtype(
         [("to", to.dtype), ("affine", affine.dtype), ("operands", given.dtype)],
@@ -420,14 +441,13 @@ def scaled_store(
     scales: int,
     limit: float,
     compute: Dtype,
-    *,
-    apart: bool = False,
+    vectors: Vectors,
 ) -> Struct:
     """Return the mirror of ScaledStore.
 
-    scales: the pointer of the rows' scales. limit: the largest number that is stored. apart: as in fused_load.
+    scales: the pointer of the rows' scales. limit: the largest number that is stored.
     """
-    to, affine = store_to(out, axes, apart=apart), affine_columns(gamma, beta)
+    to, affine = store_to(out, axes, vectors), affine_columns(gamma, beta)
     dtype = np.dtype(
         [("to", to.dtype), ("affine", affine.dtype), ("scales", POINTER), ("limit", compute)], align=True
     )

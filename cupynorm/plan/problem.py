@@ -11,6 +11,7 @@ from cupynorm.plan.config import (
     MOST_ROW_NUMBERS,
     Plan,
     in_accesses,
+    room_bytes,
 )
 
 
@@ -72,7 +73,7 @@ class Problem:
         keeps an interval. Where all threads have as many of them, nothing is asked for each (kernels/row/whole.cuh),
         and a mask waits as a bit for each; its bytes are then none of load_operands.
     room
-        There may be room for the messages of blocks of the grid that share rows whose elements lie apart.
+        There may be room for the messages of blocks of the grid that share rows whose elements lie apart, or in runs.
     row_numbers
         Numbers of the compute type, at most, in the state of a part of a row (State and pivot) or of a row (Row).
     """
@@ -212,8 +213,10 @@ class Problem:
 
 def messages_bytes(problem: Problem, plan: Plan) -> int:
     """Return how much memory blocks of the grid need that share rows whose elements lie apart; 0 where none do."""
-    if not plan.across or plan.variant != "split":
+    if not problem.room or plan.variant != "split":
         return 0
+    if not plan.across:
+        return room_bytes(problem.rows, problem.cols)
     slot = in_accesses(problem.message_numbers * problem.compute_bytes)
     groups, rows = plan.grid // plan.ctas_per_row, plan.across * plan.vector
     return groups * COUNTER_BYTES + 2 * plan.grid * rows * slot

@@ -128,10 +128,10 @@ inline constexpr bool kStoresInSteps = false;
 template <class Store>
 inline constexpr bool kStoresInSteps<Store, decltype(void(Store::kInSteps))> = Store::kInSteps;
 
-// Where elements of y go that lie apart from one another, those of some neighbouring rows together (row/across.cuh).
-// Cols: how far from the first of their row. kAcross: so many rows lie next to one another, aligned to as many
-// elements.
-template <typename T, int kAxes, class Cols, int kAcross>
+// Where elements of y go that do not all lie next to one another. Cols: how far from the first of their row. kAcross: so
+// many rows lie next to one another, aligned to as many elements, and are stored together (row/across.cuh). kAlong: so
+// many elements of a row do, from each multiple of so many columns on.
+template <typename T, int kAxes, class Cols, int kAcross, int kAlong = 1>
 struct ApartStore : Cols {
   using Type = T;
   static constexpr int kBytes = sizeof(T);
@@ -144,13 +144,17 @@ struct ApartStore : Cols {
     void make_opaque() { cupynorm::make_opaque(pointer); }
     void begin_at(int col) { pointer += this->offset(col); }
     T* address() const { return pointer; }
+    template <int N>
+    static int head() {
+      return 0;
+    }
     template <int N, bool kWhole = false, typename Compute, typename Index>
     void store(const Compute (&y)[N], NoColumns, Index col) const {
       put<kWhole>(vector_from<T, N>(y), col);
     }
     template <bool kWhole, int N, typename Index>
     void put(const Vector<T, N>& vector, Index col) const {
-      static_assert(N == 1 || N <= kAcross, "elements lie apart");
+      static_assert(N == 1 || N <= kAcross || N <= kAlong, "elements lie apart");
       store_vector<kWhole>(pointer + this->offset(col), vector);
     }
   };
@@ -238,11 +242,16 @@ inline constexpr bool kIsRoomy = false;
 template <class Inner>
 inline constexpr bool kIsRoomy<RoomyStore<Inner>> = true;
 
-// Whether messages have room of their own, because nothing is stored among which they could lie.
+// Whether messages have room of their own: nothing is stored among which they could lie, or not at neighbouring places.
 template <class Store>
-inline constexpr bool kHasRoom = false;
+inline constexpr bool kHasRoom = kIsRoomy<Store>;
 template <typename T, int kAxes>
 inline constexpr bool kHasRoom<NoStore<T, kAxes>> = true;
+// Whether nothing is stored.
+template <class Store>
+inline constexpr bool kStoresNothing = false;
+template <typename T, int kAxes>
+inline constexpr bool kStoresNothing<NoStore<T, kAxes>> = true;
 
 // The one argument of every row kernel.
 template <class Op, class Load, class Store>

@@ -125,12 +125,13 @@ struct KeptOf<Operand, N, void, true> {
 };
 
 // Elements next to each other along a row, rows anywhere or all at one place, read in accesses of kWidth elements; 0:
-// vectors begin anywhere, and are put together from two accesses.
+// vectors begin anywhere, and are put together from two accesses. Cols: how far columns lie from the first of their row;
+// those of an access are neighbours.
 // kConstant: nothing writes there while the kernel runs.
-template <typename T, class Rows, int kWidth, bool kConstant>
-struct AlongRows {
+template <typename T, class Rows, int kWidth, bool kConstant, class Cols = Adjacent>
+struct AlongRows : Cols {
   static constexpr int kBytes = sizeof(T);
-  static constexpr bool kPerRow = false, kInSteps = true;
+  static constexpr bool kPerRow = false, kInSteps = kIsAdjacent<Cols>;
   const T* pointer;
   Rows rows;
 
@@ -140,20 +141,20 @@ struct AlongRows {
   static constexpr int kAccess = (kWidth < N ? kWidth : N) * kBytes;  // bytes
   template <int N>
   static constexpr int kPrefetchBytes = kAccess<N> >= 4 ? N * kBytes : 0;
-  struct RowPointer {
+  struct RowPointer : Cols {
     const T* pointer;
     void make_opaque() { cupynorm::make_opaque(pointer); }
     bool begins_at(const void* place) const { return pointer == place; }
     void begin_at(int col) { pointer += col; }
     template <int N, typename Index>
     Packed<N> load(Index col) const {
-      const T* const place = pointer + Adjacent::offset(col);
+      const T* const place = pointer + this->offset(col);
       if constexpr (kWidth == 0 && N > 1) return load_in_two<kConstant, N>(place);
       else return load_vector<T, N, (kWidth > 0 && kWidth < N ? kWidth : N), kConstant>(place);
     }
     template <typename Index>
     void prefetch_across(Index col) const {
-      prefetch_to_l2(pointer + Adjacent::offset(col));
+      prefetch_to_l2(pointer + this->offset(col));
     }
     // The same where only elements `begin` up to `end` are the row's: what is loaded beside them is in memory, too.
     template <int N>
@@ -163,7 +164,7 @@ struct AlongRows {
     }
     template <int N, int kPlaces, typename Index>
     void prefetch(unsigned char* shared, int place, Index col) const {
-      prefetch_vector<kPlaces, kAccess<N>, N>(shared, place, pointer + col);
+      prefetch_vector<kPlaces, kAccess<N>, N>(shared, place, pointer + this->offset(col));
     }
     template <int N, int kPlaces, typename Index>
     static Vector<T, N> prefetched(const unsigned char* shared, int place, Index) {
@@ -181,7 +182,7 @@ struct AlongRows {
       cupynorm::unpack<N>(packed, x);
     }
   };
-  RowPointer at(int64 row) const { return {pointer + rows.offset(row)}; }
+  RowPointer at(int64 row) const { return {static_cast<const Cols&>(*this), pointer + rows.offset(row)}; }
 };
 
 // The same elements for every row. at() makes the address depend on the row, in form only: otherwise the compiler would
@@ -199,7 +200,7 @@ struct AlongColumns {
   template <int N>
   static constexpr int kPrefetchBytes = Rows::template kPrefetchBytes<N>;
   using RowPointer = typename Rows::RowPointer;
-  RowPointer at(int64 row) const { return {pointer + (row >> 62)}; }
+  RowPointer at(int64 row) const { return {{}, pointer + (row >> 62)}; }
 };
 
 template <typename T, int kWidth, bool kConstant>

@@ -25,7 +25,8 @@ template <class Cols>
 inline constexpr bool kEvenlyApart = false;
 
 // Where index i of some flattened axes lies: in elements, outermost axis first; neighbours that can be one axis are
-// one.
+// one. Where the innermost axis has steps of 1 and a multiple of N elements, as the other steps are, so do the next N
+// from a multiple of N on: rows in runs are loaded and stored in vectors.
 template <int kAxes>
 struct Strided {
   int64 extent[kAxes];  // extent[0] is not used
@@ -107,5 +108,9 @@ struct Adjacent {
     return kApart * step.number;
   }
 };
+template <class Cols>
+inline constexpr bool kIsAdjacent = false;
+template <>
+inline constexpr bool kIsAdjacent<Adjacent> = true;
 
 }  // namespace cupynorm

@@ -3,8 +3,8 @@
 //
 // Blocks tell one another what they found by messages that lie where their first results will be. What was there before
 // (x itself or an operand, where the call may write in place) is kept in shared memory while the messages are there,
-// and put back when all blocks have read them. Where nothing is stored, messages have room of their own, and a row is
-// read once.
+// and put back when all blocks have read them. Where results do not lie next to one another, messages have room of their
+// own; where nothing is stored, too, and a row is read once.
 #pragma once
 #include <base/grid.cuh>
 #include <base/mailbox.cuh>
@@ -363,7 +363,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
           write(from.template load<1>(col), a.store.template columns<1>(col), col, z);
         }
       }
-    } else if constexpr (!kHasRoom<Store> || Load::kStoresComputed) {
+    } else if constexpr (!kStoresNothing<Store> || Load::kStoresComputed) {
 #pragma unroll 1
       for (int r = count - 1; r >= 0; --r) {
         const auto from = a.load.at(base + r);

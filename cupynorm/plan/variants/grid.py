@@ -63,7 +63,7 @@ def finished_reread(question: Question, plan: Plan, reason: str = REREAD) -> Pla
         return None
     if not problem.outputs:  # among which the blocks' messages lie; room for them counts as one
         return None
-    if not problem.output_bytes:
+    if problem.room or not problem.output_bytes:
         ctas = min(ctas, ROOM_BLOCKS)
     if plan.block < MIN_REREAD_BLOCK or ctas < 1:
         return None

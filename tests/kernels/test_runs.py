@@ -1,0 +1,155 @@
+"""Rows in runs, along several axes that are no neighbours in memory: on the simulator, against float64 arithmetic."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupynorm
+from cupynorm.invoke import row_ops
+from cupynorm.plan.choose import choose
+from cupynorm.plan.config import VARIANTS
+from cupynorm.plan.limits import RECORDED
+from cupynorm.runtime import compiler, nvrtc
+from tests import build_gate, simulator
+from tests.kernels.test_any_axis import agrees
+from tests.simulator import cupy, simulated  # noqa: F401  a fixture
+
+RANDOM = np.random.default_rng(37)
+
+
+@pytest.fixture(autouse=True)
+def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(simulator.settings, "schedules", ("forward", "reverse"))
+    return simulated
+
+
+def drawn(*shape: int, dtype: str = "float32") -> Any:
+    return RANDOM.standard_normal(shape).astype(dtype)
+
+
+@pytest.mark.parametrize(
+    ("shape", "axis", "dtype"),
+    [
+        ((4, 3, 8), (0, 2), "float32"),
+        ((4, 3, 16), (0, 2), "float16"),
+        ((5, 3, 7), (0, 2), "float32"),
+        ((2, 3, 4, 3, 6), (0, 2, 4), "float64"),
+    ],
+)
+def test_ops(shape: tuple[int, ...], axis: tuple[int, ...], dtype: str) -> None:
+    of_row = tuple(shape[each] for each in axis)
+    x, g, b = drawn(*shape, dtype=dtype), drawn(*of_row), drawn(*of_row, dtype=dtype)
+
+    agrees(cupynorm.softmax, x, axis=axis, dtype=dtype)
+    agrees(cupynorm.layer_norm, x, g, b, axis=axis, return_stats=True, dtype=dtype)
+    agrees(cupynorm.moments, x, axis=axis, order=3, dtype=dtype)
+    where = RANDOM.random(shape) < 0.7
+    agrees(cupynorm.standardize, x, axis=axis, where=where, dtype=dtype)
+    agrees(cupynorm.add_rms_norm, x, drawn(*shape, dtype=dtype), g, axis=axis, dtype=dtype)
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_every_variant_holds_rows_in_runs(variant: str) -> None:
+    shape, axis = (16, 3, 64), (0, 2)
+    x, r, g, b = drawn(*shape), drawn(*shape), drawn(16, 64), drawn(16, 64)
+    where = RANDOM.random((16, 1, 64)) < 0.7
+    forced = {"plan": variant}
+
+    def planned(op: Any, *arrays: Any, **options: Any) -> Any:
+        device = not isinstance(arrays[0], np.ndarray)
+        with row_ops.observed() as plans:
+            found = op(*arrays, axis=axis, **options, **(forced if device else {}))
+        assert not device or [each.variant for each in plans] == [variant]
+        return found
+
+    agrees(lambda *a: planned(cupynorm.add_layer_norm, *a), x, r, g, b)
+    agrees(lambda a, w: planned(cupynorm.softmax, a, where=w), x, where)
+    agrees(lambda a, w: planned(cupynorm.standardize, a, weights=w), x, np.abs(drawn(*shape)))
+
+    found, scales = cupynorm.layer_norm(cupy.asarray(x), axis=axis, quantize="int8", plan=variant)
+    right, wanted = cupynorm.layer_norm(x, axis=axis, quantize="int8")
+    np.testing.assert_allclose(scales.get(), wanted, rtol=1e-5)
+    assert np.max(np.abs(found.get().astype(int) - right)) <= 1
+
+
+@pytest.mark.parametrize("variant", ["split", "uncached", None])
+def test_in_place(variant: str | None) -> None:
+    x = drawn(8, 3, 128, dtype="float16")
+    found = cupy.asarray(x)
+
+    cupynorm.softmax(found, axis=(0, 2), out=found, plan=variant)
+
+    wanted = cupynorm.softmax(x.astype(np.float64), axis=(0, 2))
+    np.testing.assert_allclose(found.get(), wanted, rtol=4e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("end", "vector"), [(32, 4), (30, 2), (31, 1)])
+def test_a_part_of_each_image(end: int, vector: int) -> None:
+    images = cupy.asarray(drawn(4, 12, 40))
+    part = images[:, 2:10, 8:end]
+
+    with row_ops.observed() as plans:
+        found = cupynorm.standardize(part, axis=(1, 2))
+
+    assert plans[-1].vector == vector
+    assert not plans[-1].across
+    wanted = cupynorm.standardize(part.get().astype(np.float64), axis=(1, 2))
+    np.testing.assert_allclose(found.get(), wanted, rtol=2e-5, atol=2e-5)
+    untouched = np.ones((12, 40), bool)
+    untouched[2:10, 8:end] = False
+    before = images.get()
+    cupynorm.standardize(part, axis=(1, 2), out=part)
+    np.testing.assert_array_equal(images.get()[:, untouched], before[:, untouched])
+    np.testing.assert_allclose(part.get(), wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("run", [1, 2, 3, 6, 12])
+def test_vectors_are_no_longer_than_runs(run: int) -> None:
+    x = cupy.asarray(drawn(16, 3, run))
+
+    with row_ops.observed() as plans:
+        cupynorm.rescale(x, axis=(0, 2))
+
+    assert plans[-1].vector == np.gcd(4, run)
+    assert bool(plans[-1].across) == (run == 1)  # one axis then, with even distances
+
+
+def test_rows_that_begin_anywhere() -> None:
+    x = drawn(5, 3, 33)[:, :, 1:]
+
+    agrees(cupynorm.softmax, x, axis=(0, 2))
+    agrees(cupynorm.sigma_clip, x, axis=(0, 2), sigma=1.5)
+    agrees(cupynorm.moments, x, axis=(0, 2), order=4)
+
+
+@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(("arch", "device"), [("90", "h200"), ("80", "a100")])
+def test_no_kernel_spills_that_is_chosen_when_the_compiler_was_asked(
+    arch: str, device: str, dtype: str
+) -> None:
+    kernels: dict[str, Any] = {}
+    for kind in build_gate.IN_RUNS.values():
+        spec = kind.spec(dtype, 3 * 8192 // np.dtype(dtype).itemsize)
+
+        def compiled(plan: Any, spec: Any = spec) -> Any:
+            name = spec.expression(plan)
+            if name not in kernels:
+                kernels[name] = nvrtc.compile(spec.text, name, compiler.options(), arch)
+            return kernels[name]
+
+        for variant in (None, "block", "split", "uncached", *(("cluster",) if arch == "90" else ())):
+            plan = choose(
+                spec.problem,
+                RECORDED[device],
+                lambda plan: plan.min_blocks,
+                variant,
+                local_bytes=lambda plan, of=compiled: of(plan).stack_bytes,
+            )
+            assert not build_gate.spills(compiled(plan)), plan
+            code = build_gate.code_of(compiled(plan), arch)
+            assert not build_gate.begins_too_soon(code, arch)
+            assert not build_gate.stalls_a_cluster(code, arch)
