@@ -128,9 +128,9 @@ inline constexpr bool kStoresInSteps = false;
 template <class Store>
 inline constexpr bool kStoresInSteps<Store, decltype(void(Store::kInSteps))> = Store::kInSteps;
 
-// Where elements of y go that do not all lie next to one another. Cols: how far from the first of their row. kAcross: so
-// many rows lie next to one another, aligned to as many elements, and are stored together (row/across.cuh). kAlong: so
-// many elements of a row do, from each multiple of so many columns on.
+// Where elements of y go that do not all lie next to one another. Cols: how far from the first of their row. kAcross:
+// so many rows lie next to one another, aligned to as many elements, and are stored together (row/across.cuh). kAlong:
+// so many elements of a row do, from each multiple of so many columns on.
 template <typename T, int kAxes, class Cols, int kAcross, int kAlong = 1>
 struct ApartStore : Cols {
   using Type = T;

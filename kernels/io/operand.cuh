@@ -125,8 +125,8 @@ struct KeptOf<Operand, N, void, true> {
 };
 
 // Elements next to each other along a row, rows anywhere or all at one place, read in accesses of kWidth elements; 0:
-// vectors begin anywhere, and are put together from two accesses. Cols: how far columns lie from the first of their row;
-// those of an access are neighbours.
+// vectors begin anywhere, and are put together from two accesses. Cols: how far columns lie from the first of their
+// row; those of an access are neighbours.
 // kConstant: nothing writes there while the kernel runs.
 template <typename T, class Rows, int kWidth, bool kConstant, class Cols = Adjacent>
 struct AlongRows : Cols {

@@ -3,8 +3,8 @@
 //
 // Blocks tell one another what they found by messages that lie where their first results will be. What was there before
 // (x itself or an operand, where the call may write in place) is kept in shared memory while the messages are there,
-// and put back when all blocks have read them. Where results do not lie next to one another, messages have room of their
-// own; where nothing is stored, too, and a row is read once.
+// and put back when all blocks have read them. Where results do not lie next to one another, messages have room of
+// their own; where nothing is stored, too, and a row is read once.
 #pragma once
 #include <base/grid.cuh>
 #include <base/mailbox.cuh>
