@@ -1,0 +1,178 @@
+// Rows whose elements lie apart, with sums over rows beside them, as summed.cuh has both of contiguous rows: dx and the
+// gradients of gamma and beta in one pass over dy and x.
+//
+// A tile's rows wait in registers as they were loaded (apart.cuh says who has which), and are computed twice: for their
+// State, when the further numbers are added up, and for the results. The next tile's take their places as soon as these
+// are stored. A thread has the same columns of every tile, so that it adds up what it has of them, and its lanes' sums
+// meet when a group of tiles ends. Groups, whose number follows from rows and columns alone (cupynorm/lower/sums.py), go
+// to one block or cluster each, and sum_columns adds what they have: the same bits from any number of blocks.
+#pragma once
+#include <io/fused.cuh>
+#include <row/across.cuh>
+#include <row/summed_arguments.cuh>
+
+namespace cupynorm {
+
+// What one thread has: of a tile at a time, and the sums of its columns. All threads must call load, summarize, finish
+// and store of each tile, in this order, and write_sums behind the last one.
+template <class Op, class Load, class Store, class Shape, int kSums>
+struct SummedTiles {
+  static constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kLanes = Shape::kLanes,
+      kDown = Shape::kDown, kRound = kElements * kDown, kSure = Shape::kSure,
+      kPart = part_of_elements(kElements, 8 / kVector);
+  using Compute = typename Op::Compute;
+  using Element = ElementOf<Op>;
+  using Places = ReductionPlaces<Op, Shape, (Shape::kCtasPerRow > 1)>;
+  using Sources = typename Load::RowPointer[kVector];
+
+  const Arguments<Op, Load, Store>& a;
+  const Places places;
+  int part, lane, down, begin, held, first;  // as in WholeRows (whole.cuh)
+  bool here;
+  Sources sources;
+  typename Store::RowPointer targets[kVector];
+  Vector<typename Load::Type, kVector> loaded[kElements];
+  typename Load::template OperandsBeside<kVector> operands[kElements];
+  Element x[kVector][kPart];  // a part of what was loaded
+  typename Op::Row whole[kVector];
+  Compute sums[kSums][kElements];
+
+  SummedTiles(const Arguments<Op, Load, Store>& a, const Places& places) : a(a), places(places) {
+    constexpr int kCtas = Shape::kCtasPerRow;
+    part = kCtas > 1 ? cluster_rank() : 0;
+    lane = threadIdx.x % kLanes, down = threadIdx.x / kLanes;
+    const Shares shares = Shape::kFull ? Shares{kRound, 0} : Shares::of(a.cols, kCtas);
+    begin = int(shares.begin(part)), held = Shape::kFull ? kRound : int(shares.held(part)), first = begin + down;
+  }
+
+  int64 row_of(int64 tile) const { return (tile * kLanes + lane) * kVector; }
+  bool has(int j) const { return j < kSure || j * kDown < held - down; }
+  // asked before each part, as in WholeRows
+  bool there(int from) const { return first + from * kDown < (here ? begin + held : 0); }
+
+  void go_to(Sources& sources, int64 row) const {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) sources[v] = a.load.at(row < a.rows ? row + v : 0), sources[v].begin_at(first);
+  }
+  // A group's first tile.
+  void load(int64 tile) {
+    go_to(sources, row_of(tile));
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) {
+      const Step<kDown> step = {has(j) ? j : 0};
+      loaded[j] = Load::template load_x_across<kVector>(sources, step);
+      Load::template load_operands_across<kVector>(sources, step, operands[j]);
+    }
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) {
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) sums[k][j] = 0;
+    }
+  }
+  template <class Take>
+  void take(int from, Take more) {
+#pragma unroll
+    for (int j = 0; j < kPart; ++j) {
+      Element own[kVector];
+      Load::template compute_further_across<kSums, kVector>(sources, loaded[from + j], operands[from + j], own,
+          Step<kDown>{from + j}, [&](int k, int, Compute number) { more(k, from + j, number); });
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) x[v][j] = has(from + j) ? own[v] : Op::padding();
+    }
+  }
+  // turn: counts the tiles of this block.
+  void summarize(int64 tile, int turn) {
+    const int64 row = row_of(tile);
+    here = row < a.rows;
+    go_to(sources, row);
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) targets[v] = a.store.at(here ? row + v : 0), targets[v].begin_at(first);
+    RunningRows<Op, kVector, typename Load::Precision> running;
+#pragma unroll
+    for (int from = 0; from < kElements; from += kPart) {
+      if (!there(from)) break;
+      take(from, [&](int k, int j, Compute number) { sums[k][j] += number; });  // of columns that are not there, too
+      running.add(x, Predicate<kPart>{kPart, false});
+    }
+    Compute pivot[kVector] = {};
+    typename Op::State mine[kVector], total[kVector];
+    take_states<Shape>(running, mine, pivot);
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) total[v] = mine[v];
+    reduce_apart<Op, Shape>(total, pivot, places, part, turn);
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      whole[v] = a.op.finish(total[v], total[v], a.cols, pivot[v]);
+      if (here && part == 0 && int(threadIdx.x) < kLanes) a.op.save(row + v, whole[v]);
+    }
+    // or all that was computed would wait in registers from here to the results
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) loaded[j].make_opaque(), operands[j].make_opaque();
+  }
+  // more: whether the group has a next tile, whose numbers then take this one's places.
+  void store(int64 next, bool more) {
+    Sources next_sources;
+    go_to(next_sources, row_of(more ? next : 0));
+#pragma unroll
+    for (int from = 0; from < kElements; from += kPart) {
+      if (!there(from)) break;  // no tile follows one that lacks rows
+      take(from, [](int, int, Compute) {});
+#pragma unroll
+      for (int j = 0; j < kPart; ++j) {
+        const Step<kDown> step = {from + j};
+        if (!has(from + j)) continue;
+        Compute y[kVector];
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) y[v] = Op::map_raw(x[v][j], whole[v]);
+        constexpr typename Store::template EpilogueOperands<1> kNoOperands[kVector] = {};
+        Store::template store_across<kVector>(
+            targets, y, a.store.template columns<1>(first + (from + j) * kDown), kNoOperands, step);
+        if (!more) continue;
+        loaded[from + j] = Load::template load_x_across<kVector>(next_sources, step);
+        Load::template load_rows_operands_across<kVector>(next_sources, step, operands[from + j]);
+      }
+    }
+  }
+  void write_sums(int64 group, Compute* const (&partial)[kSums]) {
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) {
+#pragma unroll
+      for (int j = 0; j < kElements; ++j) {
+        Compute sum = sums[k][j];
+#pragma unroll
+        for (int distance = 1; distance < kLanes; distance *= 2) sum += __shfl_xor_sync(kAllLanes, sum, distance);
+        if (lane == 0 && has(j)) partial[k][group * a.cols + first + j * kDown] = sum;
+      }
+    }
+  }
+};
+
+// kLoadSums, kStoreSums: further numbers of the functions of Load and Store, as in row_summed.
+template <class Op, class Load, class Store, int kLoadSums, int kStoreSums, class Shape>
+__global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
+    row_summed_apart(const __grid_constant__ SummedArguments<Op, Load, Store, kLoadSums + kStoreSums> all) {
+  static_assert(are_whole<Op, Load, Store, Shape>() && Shape::kCtasPerRow > 0 && kStoreSums == 0 && !Op::kHasPivot &&
+                !Load::kDrops && !Load::kStoresComputed,
+                "rows are whole, are computed from what the thread holds, and none has a mask");
+  constexpr int kCtas = Shape::kCtasPerRow;
+  using Tiles = SummedTiles<Op, Load, Store, Shape, kLoadSums>;
+  __shared__ Mbarrier mbarriers[4];
+  begin_together<Shape>(mbarriers);
+  Tiles tiles(all.of, {shared_memory, mbarriers, nullptr});
+  const Shares groups = Shares::of((all.of.rows + Shape::kRows - 1) / Shape::kRows, int(all.groups));
+  int turn = 0;
+#pragma unroll 1
+  for (int group = int(blockIdx.x) / kCtas; group < int(all.groups); group += int(gridDim.x) / kCtas) {
+    const int64 begin = groups.begin(group), end = begin + groups.held(group);
+    tiles.load(begin);
+#pragma unroll 1
+    for (int64 tile = begin; tile < end; ++tile) {
+      tiles.summarize(tile, turn);
+      tiles.store(tile + 1, tile + 1 < end);
+      turn = (turn + 1) % 4;
+    }
+    tiles.write_sums(group, all.partial);
+  }
+}
+
+}  // namespace cupynorm
