@@ -13,6 +13,8 @@
 
 namespace cupynorm {
 
+constexpr int kLineBytes = 128;
+
 // What one thread has: of a tile at a time, and the sums of its columns. All threads must call load, summarize, finish
 // and store of each tile, in this order, and write_sums behind the last one.
 template <class Op, class Load, class Store, class Shape, int kSums>
@@ -20,6 +22,7 @@ struct SummedTiles {
   static constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kLanes = Shape::kLanes,
       kDown = Shape::kDown, kRound = kElements * kDown, kSure = Shape::kSure,
       kPart = part_of_elements(kElements, 8 / kVector);
+  static constexpr bool kPrefetches = Shape::kCtasPerRow >= 4;  // so many take long to meet; others lose by it (077)
   using Compute = typename Op::Compute;
   using Element = ElementOf<Op>;
   using Places = ReductionPlaces<Op, Shape, (Shape::kCtasPerRow > 1)>;
@@ -29,7 +32,7 @@ struct SummedTiles {
   const Places places;
   int part, lane, down, begin, held, first;  // as in WholeRows (whole.cuh)
   bool here;
-  Sources sources;
+  Sources sources, next_sources;
   typename Store::RowPointer targets[kVector];
   Vector<typename Load::Type, kVector> loaded[kElements];
   typename Load::template OperandsBeside<kVector> operands[kElements];
@@ -80,9 +83,22 @@ struct SummedTiles {
       for (int v = 0; v < kVector; ++v) x[v][j] = has(from + j) ? own[v] : Op::padding();
     }
   }
-  // turn: counts the tiles of this block.
-  void summarize(int64 tile, int turn) {
+  // The next tile's lines on their way to the L2 cache, of which each lane asks for others: what takes the places of
+  // this tile's numbers is loaded late.
+  void prefetch() const {
+    constexpr int kOfLine = kLineBytes / (kVector * int(sizeof(typename Load::Type))),
+        kLanesOfLine = kOfLine < kLanes ? kOfLine : kLanes;
+#pragma unroll
+    for (int from = 0; from < kElements; from += kLanesOfLine) {
+      const int j = from + lane % kLanesOfLine;
+      if (j < kElements && has(j)) next_sources[0].prefetch_across(Step<kDown>{j});
+    }
+  }
+  // turn: counts the tiles of this block. next: the group's next tile, if there are `more`.
+  void summarize(int64 tile, int turn, bool more) {
     const int64 row = row_of(tile);
+    go_to(next_sources, row_of(more ? tile + 1 : 0));
+    if (kPrefetches && more) prefetch();
     here = row < a.rows;
     go_to(sources, row);
 #pragma unroll
@@ -110,9 +126,7 @@ struct SummedTiles {
     for (int j = 0; j < kElements; ++j) loaded[j].make_opaque(), operands[j].make_opaque();
   }
   // more: whether the group has a next tile, whose numbers then take this one's places.
-  void store(int64 next, bool more) {
-    Sources next_sources;
-    go_to(next_sources, row_of(more ? next : 0));
+  void store(bool more) {
 #pragma unroll
     for (int from = 0; from < kElements; from += kPart) {
       if (!there(from)) break;  // no tile follows one that lacks rows
@@ -167,8 +181,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     tiles.load(begin);
 #pragma unroll 1
     for (int64 tile = begin; tile < end; ++tile) {
-      tiles.summarize(tile, turn);
-      tiles.store(tile + 1, tile + 1 < end);
+      const bool more = tile + 1 < end;
+      tiles.summarize(tile, turn, more);
+      tiles.store(more);
       turn = (turn + 1) % 4;
     }
     tiles.write_sums(group, all.partial);
