@@ -17,11 +17,11 @@ constexpr int kLineBytes = 128;
 
 // What one thread has: of a tile at a time, and the sums of its columns. All threads must call load, summarize, finish
 // and store of each tile, in this order, and write_sums behind the last one.
-template <class Op, class Load, class Store, class Shape, int kSums>
+template <class Op, class Load, class Store, int kLoadSums, int kStoreSums, class Shape>
 struct SummedTiles {
   static constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kLanes = Shape::kLanes,
       kDown = Shape::kDown, kRound = kElements * kDown, kSure = Shape::kSure,
-      kPart = part_of_elements(kElements, 8 / kVector);
+      kPart = part_of_elements(kElements, 8 / kVector), kSums = kLoadSums + kStoreSums;
   static constexpr bool kPrefetches = Shape::kCtasPerRow >= 4;  // so many take long to meet; others lose by it (077)
   using Compute = typename Op::Compute;
   using Element = ElementOf<Op>;
@@ -36,6 +36,7 @@ struct SummedTiles {
   typename Store::RowPointer targets[kVector];
   Vector<typename Load::Type, kVector> loaded[kElements];
   typename Load::template OperandsBeside<kVector> operands[kElements];
+  typename Store::template OperandsBeside<kVector> operands_of_results[kElements];
   Element x[kVector][kPart];  // a part of what was loaded
   typename Op::Row whole[kVector];
   Compute sums[kSums][kElements];
@@ -77,7 +78,7 @@ struct SummedTiles {
 #pragma unroll
     for (int j = 0; j < kPart; ++j) {
       Element own[kVector];
-      Load::template compute_further_across<kSums, kVector>(sources, loaded[from + j], operands[from + j], own,
+      Load::template compute_further_across<kLoadSums, kVector>(sources, loaded[from + j], operands[from + j], own,
           Step<kDown>{from + j}, [&](int k, int, Compute number) { more(k, from + j, number); });
 #pragma unroll
       for (int v = 0; v < kVector; ++v) x[v][j] = has(from + j) ? own[v] : Op::padding();
@@ -110,6 +111,10 @@ struct SummedTiles {
       take(from, [&](int k, int j, Compute number) { sums[k][j] += number; });  // of columns that are not there, too
       running.add(x, Predicate<kPart>{kPart, false});
     }
+    // on their way while all meet
+#pragma unroll
+    for (int j = 0; j < kElements; ++j)
+      Store::template load_operands_across<kVector>(targets, Step<kDown>{has(j) ? j : 0}, operands_of_results[j]);
     Compute pivot[kVector] = {};
     typename Op::State mine[kVector], total[kVector];
     take_states<Shape>(running, mine, pivot);
@@ -138,9 +143,9 @@ struct SummedTiles {
         Compute y[kVector];
 #pragma unroll
         for (int v = 0; v < kVector; ++v) y[v] = Op::map_raw(x[v][j], whole[v]);
-        constexpr typename Store::template EpilogueOperands<1> kNoOperands[kVector] = {};
-        Store::template store_across<kVector>(
-            targets, y, a.store.template columns<1>(first + (from + j) * kDown), kNoOperands, step);
+        const auto columns = a.store.template columns<1>(first + (from + j) * kDown);
+        Store::template store_further_across<kStoreSums, kVector>(targets, y, columns, operands_of_results[from + j],
+            step, [&](int k, int, Compute number) { sums[kLoadSums + k][from + j] += number; });
         if (!more) continue;
         loaded[from + j] = Load::template load_x_across<kVector>(next_sources, step);
         Load::template load_rows_operands_across<kVector>(next_sources, step, operands[from + j]);
@@ -165,11 +170,11 @@ struct SummedTiles {
 template <class Op, class Load, class Store, int kLoadSums, int kStoreSums, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_summed_apart(const __grid_constant__ SummedArguments<Op, Load, Store, kLoadSums + kStoreSums> all) {
-  static_assert(are_whole<Op, Load, Store, Shape>() && Shape::kCtasPerRow > 0 && kStoreSums == 0 && !Op::kHasPivot &&
-                !Load::kDrops && !Load::kStoresComputed,
-                "rows are whole, are computed from what the thread holds, and none has a mask");
+  static_assert(Shape::kEven && Load::kInSteps && Store::kOperandsInSteps && Shape::kCtasPerRow > 0 &&
+                !Op::kRounds && !Op::kOwnNumber && !Op::kHasPivot && !Load::kDrops && !Load::kStoresComputed,
+                "rows are whole, are computed from what lies at even distances, and none has a mask");
   constexpr int kCtas = Shape::kCtasPerRow;
-  using Tiles = SummedTiles<Op, Load, Store, Shape, kLoadSums>;
+  using Tiles = SummedTiles<Op, Load, Store, kLoadSums, kStoreSums, Shape>;
   __shared__ Mbarrier mbarriers[4];
   begin_together<Shape>(mbarriers);
   Tiles tiles(all.of, {shared_memory, mbarriers, nullptr});

@@ -112,7 +112,8 @@ class Apart(NamedTuple):
     summed
         Where sums over rows are taken in the same pass, best first: bytes of an element of x, the fewest and the most
         columns that it is for, neighbouring rows of a thread, threads of a block, bytes of neighbouring rows side by
-        side, elements of each row that a thread has at most, and blocks of a multiprocessor.
+        side, elements of each row that a thread has at most, blocks of a multiprocessor, and 1 where results have
+        operands of their own, or there are more sums than an element has fields.
     filled
         The share of a device's multiprocessors that clusters must have at once where their blocks are no power of two.
     only_read

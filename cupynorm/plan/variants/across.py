@@ -137,10 +137,11 @@ def summed(question: Question, variant: str | None = None) -> Plan | None:
         return None
     ctas = [1 << power for power in range(question.max_ctas.bit_length())]
     ctas = ctas if variant is None else ctas[1:] if variant == "cluster" else ctas[:1]
-    for size, fewest, most, vector, block, width, elements, blocks in question.rules.apart.summed:
+    more = bool(problem.epilogue_operands) or problem.column_sums > problem.fields
+    for size, fewest, most, vector, block, width, elements, blocks, of_more in question.rules.apart.summed:
         lanes = width // (size * vector)
         fits = size == problem.load_bytes and fewest <= problem.cols <= most and not problem.vector % vector
-        if not fits or lanes * vector > problem.across:
+        if not fits or of_more != more or lanes * vector > problem.across:
             continue
         down = block // lanes
         may = [each for each in ctas if math.ceil(math.ceil(problem.cols / each) / down) <= elements]
