@@ -31,7 +31,16 @@ from cupynorm.lower.gradients import (
     statistics_spec,
 )
 from cupynorm.lower.layouts import stretched
-from cupynorm.lower.sums import IDENTITY, Result, Sums, broadcast_sums, nowhere, row_groups, row_groups_apart, sums_of_groups
+from cupynorm.lower.sums import (
+    IDENTITY,
+    Result,
+    Sums,
+    broadcast_sums,
+    nowhere,
+    row_groups,
+    row_groups_apart,
+    sums_of_groups,
+)
 from cupynorm.lower.tracing import Expression
 
 if TYPE_CHECKING:

@@ -309,7 +309,9 @@ def row_groups(rows: int, cols: int) -> RowGroups:
 
 def row_groups_apart(rows: int, cols: int) -> RowGroups:
     """Return the same of rows whose elements lie apart: groups are cut at the tiles of a plan (summed_apart.cuh)."""
-    wanted = next((groups for up_to, groups in NUMBERS.apart_groups if cols <= up_to), NUMBERS.apart_groups[-1][1])
+    wanted = next(
+        (groups for up_to, groups in NUMBERS.apart_groups if cols <= up_to), NUMBERS.apart_groups[-1][1]
+    )
     return RowGroups(max(1, min(wanted, rows // NUMBERS.min_rows_apart)), 0)
 
 

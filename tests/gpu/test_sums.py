@@ -72,7 +72,15 @@ def of_a_middle_axis(each: Any, outer: int, cols: int, inner: int) -> Any:
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
 @pytest.mark.parametrize(
     ("outer", "cols", "inner"),
-    [(40, 21, 1024), (16, 96, 3136), (5, 96, 1001), (2, 130, 2050), (64, 768, 196), (1, 1500, 2048), (1, 4000, 96)],
+    [
+        (40, 21, 1024),
+        (16, 96, 3136),
+        (5, 96, 1001),
+        (2, 130, 2050),
+        (64, 768, 196),
+        (1, 1500, 2048),
+        (1, 4000, 96),
+    ],
 )
 def test_columns_along_a_middle_axis(cuda: Any, outer: int, cols: int, inner: int, dtype: str) -> None:
     for name, function in NORMS.items():

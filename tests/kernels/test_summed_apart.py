@@ -1,4 +1,4 @@
-"""Sums over rows in the pass that gives a norm's gradient along another axis, on the simulator, against the formulas."""
+"""Sums over rows in the pass that gives a norm's gradient along another axis: on the simulator, by the formulas."""
 
 from __future__ import annotations
 
@@ -17,11 +17,12 @@ from cupynorm.lower.backward import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
 from cupynorm.lower.gradients import Added, Normed, ParameterSums, norm_gradient
 from cupynorm.lower.sums import nowhere, row_groups_apart
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import EVENLY, PLAIN, DoesNotFitError, Plan
+from cupynorm.plan.config import EVENLY, PLAIN, Plan
 from cupynorm.plan.limits import RECORDED
+from cupynorm.plan.rules import rules_of
 from cupynorm.runtime import compiler, nvrtc
 from tests import SLOW, simulator
-from tests.build_gate import begins_too_soon, code_of, endless_waits, spills, stalls_a_cluster
+from tests.build_gate import begins_too_soon, code_of, endless_waits, stalls_a_cluster
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
 
 DIGITS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5, "float64": 1e-12}
@@ -113,9 +114,7 @@ PLANS = [
 
 @pytest.mark.parametrize(("shape", "plan"), PLANS)
 @pytest.mark.parametrize("dtype", [*DIGITS] if SLOW else ["float16", "float32"])
-def test_dx_and_sums_in_one_pass_are_right(
-    dtype: str, shape: tuple[int, int, int], plan: Plan
-) -> None:
+def test_dx_and_sums_in_one_pass_are_right(dtype: str, shape: tuple[int, int, int], plan: Plan) -> None:
     for rms in (False, True):
         given = Given(shape, dtype, rms=rms)
         if dtype == "float64":
@@ -249,6 +248,7 @@ def spec_of(shape: tuple[int, int, int], dtype: str, form: str) -> Any:
         ((16, 768, 4096), "float16", "layer_norm", "90"),
         ((16, 1000, 4096), "bfloat16", "layer_norm", "90"),
         ((16, 192, 4096), "float32", "layer_norm", "90"),
+        ((16, 192, 4096), "float16", "from_y", "90"),
         ((16, 300, 4096), "float32", "add_layer_norm", "90"),
         ((16, 1000, 4096), "float32", "from_y", "90"),
         ((16, 96, 4097), "float32", "rms_norm", "90"),
@@ -271,7 +271,7 @@ def test_plans_keep_their_numbers_in_registers(
     plan = choose(spec.problem, limits, lambda plan: plan.min_blocks, local_bytes=spilled)
     kernel = kernels[plan.min_blocks]
     assert plan.block * plan.min_blocks >= 256  # threads of a multiprocessor
-    assert not spills(kernel)
+    assert kernel.stack_bytes <= rules_of(arch).apart.few_local_bytes * (form == "from_y")
     code = code_of(kernel, arch)
     assert not begins_too_soon(code, arch)
     assert not stalls_a_cluster(code, arch)

@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 from cupynorm._values import replace
-from cupynorm.plan.base import Question, all_at_once, with_grid, without_spills
+from cupynorm.plan.base import LocalBytes, Question, all_at_once, with_grid, without_spills
 from cupynorm.plan.config import (
     ACCESS_BYTES,
     EVENLY,
@@ -128,13 +128,15 @@ def _all_over_the_grid(question: Question, plan: Plan, tiles: int, reason: str) 
 
 
 def summed(question: Question, variant: str | None = None) -> Plan | None:
-    """Return the first plan in turn that holds rows and the sums of their columns (row_summed_apart); None if none does.
+    """Return the first plan in turn that holds rows and sums of their columns (row_summed_apart); None if none does.
 
-    A group of rows goes to the blocks of a cluster, if not to one, of which there are more where groups are few.
+    A group of rows goes to the blocks of a cluster, if not to one, of which there are more where groups are few. A few
+    bytes that a thread spills cost less than a block of a multiprocessor.
     """
     problem = question.problem
     if not problem.in_steps:
         return None
+    question = question._replace(local_bytes=_more_than_a_few(question))
     ctas = [1 << power for power in range(question.max_ctas.bit_length())]
     ctas = ctas if variant is None else ctas[1:] if variant == "cluster" else ctas[:1]
     more = bool(problem.epilogue_operands) or problem.column_sums > problem.fields
@@ -154,6 +156,14 @@ def summed(question: Question, variant: str | None = None) -> Plan | None:
             if found is not None:
                 return found
     return None
+
+
+def _more_than_a_few(question: Question) -> LocalBytes:
+    def local_bytes(plan: Plan) -> int:
+        spilled = question.local_bytes(plan)
+        return spilled if spilled > question.rules.apart.few_local_bytes else 0
+
+    return local_bytes
 
 
 def is_sound(problem: Problem, plan: Plan) -> bool:
