@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
@@ -25,6 +25,9 @@ from tests import SLOW, simulator
 from tests.build_gate import begins_too_soon, code_of, endless_waits, stalls_a_cluster
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
 
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
 DIGITS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5, "float64": 1e-12}
 
 
@@ -32,8 +35,8 @@ DIGITS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5, "float64": 1e-12
 def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(simulator.settings, "schedules", ("forward", "reverse"))
     # few rows in several groups of several tiles
-    few = {"apart_groups": [[8192, 3]], "min_rows_apart": 1}
-    monkeypatch.setattr(sums, "NUMBERS", sums.NUMBERS._replace(**few))
+    few = sums.NUMBERS._replace(apart_groups=[(8192, 3)], min_rows_apart=1)
+    monkeypatch.setattr(sums, "NUMBERS", few)
     return simulated
 
 
@@ -59,13 +62,13 @@ class Given:
         dx = self.rstd[:, None] * (g - of_g - h * (g * h).mean(1, keepdims=True))
         return dx, (dy * h).sum((0, 2)), dy.sum((0, 2))
 
-    def found(self, **options: Any) -> tuple[tuple[Any, ...], list[Plan]]:
+    def found(self, **options: Any) -> tuple[tuple[Any, ...], Sequence[Plan]]:
         """Return what the device gives, as float64, and the plans of its kernels."""
         dy, x, gamma, mean, rstd = map(cupy.asarray, (self.dy, self.x, self.gamma, self.mean, self.rstd))
         float_gamma = gamma.astype(compute_dtype(self.x.dtype, self.x.dtype))  # whose gradient is not rounded
         with row_ops.observed() as plans:
             if self.rms:
-                of = cupynorm.rms_norm_backward(dy, x, float_gamma, rstd, axis=1, **options)
+                of: tuple[Any, ...] = cupynorm.rms_norm_backward(dy, x, float_gamma, rstd, axis=1, **options)
             else:
                 of = cupynorm.layer_norm_backward(dy, x, float_gamma, mean, rstd, axis=1, **options)
         return tuple(None if each is None else each.get().astype(np.float64) for each in of), plans
@@ -93,7 +96,7 @@ def tiling(vector: int, elements: int, lanes: int, block: int, ctas: int = 1) ->
     )
 
 
-def in_one_pass(plans: list[Plan]) -> bool:
+def in_one_pass(plans: Sequence[Plan]) -> bool:
     """Say whether sums were taken with dx: then there is one kernel with a plan."""
     return len(plans) == 1
 
@@ -136,9 +139,11 @@ def test_gradients_of_norms_of_sums_in_one_pass_are_right(
         cupy.asarray, (given.dy, given.x, given.gamma.astype(np.float32), given.mean, given.rstd, ds)
     )
     bias = cupy.asarray(np.zeros(shape[1], np.float32))
-    options = {"axis": 1, "plan": plan, "alpha": 0.5}
+    options: dict[str, Any] = {"axis": 1, "plan": plan, "alpha": 0.5}
     with row_ops.observed() as plans:
-        found = cupynorm.add_layer_norm_backward(dy, more, x, gamma, mean, rstd, bias=bias, **options)
+        found: tuple[Any, ...] = cupynorm.add_layer_norm_backward(
+            dy, more, x, gamma, mean, rstd, bias=bias, **options
+        )
     assert in_one_pass(plans)
     of_norm, dgamma, dbeta = given.expected()
     dx = of_norm + ds
