@@ -4,8 +4,8 @@
 // A tile's rows wait in registers as they were loaded (apart.cuh says who has which), and are computed twice: for their
 // State, when the further numbers are added up, and for the results. The next tile's take their places as soon as these
 // are stored. A thread has the same columns of every tile, so that it adds up what it has of them, and its lanes' sums
-// meet when a group of tiles ends. Groups, whose number follows from rows and columns alone (cupynorm/lower/sums.py), go
-// to one block or cluster each, and sum_columns adds what they have: the same bits from any number of blocks.
+// meet when a group of tiles ends. Groups, whose number follows from rows and columns alone (cupynorm/lower/sums.py),
+// go to one block or cluster each, and sum_columns adds what they have: the same bits from any number of blocks.
 #pragma once
 #include <io/fused.cuh>
 #include <row/across.cuh>
@@ -15,14 +15,15 @@ namespace cupynorm {
 
 constexpr int kLineBytes = 128;
 
-// What one thread has: of a tile at a time, and the sums of its columns. All threads must call load, summarize, finish
-// and store of each tile, in this order, and write_sums behind the last one.
+// What one thread has: of a tile at a time, and the sums of its columns. All threads must call load of a group's first
+// tile, summarize and store of each, in this order, and write_sums behind the last one.
 template <class Op, class Load, class Store, int kLoadSums, int kStoreSums, class Shape>
 struct SummedTiles {
   static constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kLanes = Shape::kLanes,
       kDown = Shape::kDown, kRound = kElements * kDown, kSure = Shape::kSure,
       kPart = part_of_elements(kElements, 8 / kVector), kSums = kLoadSums + kStoreSums;
-  static constexpr bool kPrefetches = Shape::kCtasPerRow >= 4;  // so many take long to meet; others lose by it (077)
+  // So many blocks take long to meet; others lose by it (docs/notes/077, "What did not help").
+  static constexpr bool kPrefetches = Shape::kCtasPerRow >= 4;
   using Compute = typename Op::Compute;
   using Element = ElementOf<Op>;
   using Places = ReductionPlaces<Op, Shape, (Shape::kCtasPerRow > 1)>;
@@ -95,7 +96,7 @@ struct SummedTiles {
       if (j < kElements && has(j)) next_sources[0].prefetch_across(Step<kDown>{j});
     }
   }
-  // turn: counts the tiles of this block. next: the group's next tile, if there are `more`.
+  // turn: counts the tiles of this block. more: whether the group has a next tile.
   void summarize(int64 tile, int turn, bool more) {
     const int64 row = row_of(tile);
     go_to(next_sources, row_of(more ? tile + 1 : 0));
@@ -130,7 +131,7 @@ struct SummedTiles {
 #pragma unroll
     for (int j = 0; j < kElements; ++j) loaded[j].make_opaque(), operands[j].make_opaque();
   }
-  // more: whether the group has a next tile, whose numbers then take this one's places.
+  // The numbers of the next tile, if there are `more`, take this one's places.
   void store(bool more) {
 #pragma unroll
     for (int from = 0; from < kElements; from += kPart) {
