@@ -16,6 +16,7 @@ from cupynorm.lower.backward import (
     RMS_NORM_BACKWARD,
     SOFTMAX_BACKWARD,
 )
+from cupynorm.lower.fused import lies_apart
 from cupynorm.lower.gradients import (
     Added,
     Normed,
@@ -30,7 +31,16 @@ from cupynorm.lower.gradients import (
     statistics_spec,
 )
 from cupynorm.lower.layouts import stretched
-from cupynorm.lower.sums import IDENTITY, Result, Sums, broadcast_sums, nowhere, row_groups, sums_of_groups
+from cupynorm.lower.sums import (
+    IDENTITY,
+    Result,
+    Sums,
+    broadcast_sums,
+    nowhere,
+    row_groups,
+    row_groups_apart,
+    sums_of_groups,
+)
 from cupynorm.lower.tracing import Expression
 
 if TYPE_CHECKING:
@@ -125,7 +135,8 @@ def norm_steps(call: GradientCall, forward: RowOp, *, clusters: bool = True) -> 
 
     gradient = norm_gradient(op, normed, dx, axes, call.compute, added) if what.x.size else None
     cols = math.prod(columns)
-    groups, rows_of_group = row_groups(math.prod(shape[: len(shape) - axes]), cols) if gradient else (0, 0)
+    cut = row_groups_apart if lies_apart(normed.dy, axes, dx) else row_groups
+    groups, rows_of_group = cut(math.prod(shape[: len(shape) - axes]), cols) if gradient else (0, 0)
 
     def summed(partial: dict[str, View]) -> KernelSpec:
         """Return the kernel of the gradient with sums in its pass. partial: where those of groups go."""

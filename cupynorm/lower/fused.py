@@ -46,7 +46,7 @@ from cupynorm.lower.mirrors import (
     value,
     vector_width,
 )
-from cupynorm.lower.row import ROW_KERNEL, SUMMED_KERNEL, RowOp, types_of
+from cupynorm.lower.row import ROW_KERNEL, SUMMED_APART_KERNEL, SUMMED_KERNEL, RowOp, types_of
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.sums import INTERLEAVED
 from cupynorm.lower.tracing import DeviceFunction, Expression, traced
@@ -328,7 +328,8 @@ def fused_spec(
     texts = [each.struct_text(_name_of(each)) for each in functions]
     types = types_of(mirror, load, store)
     if what.sums is not None:
-        return _with_sums(op, KernelSpec("", SUMMED_KERNEL, types, whole, problem), what.sums, texts)
+        name = SUMMED_APART_KERNEL if apart else SUMMED_KERNEL
+        return _with_sums(op, KernelSpec("", name, types, whole, problem), what.sums, texts)
     header = "row/variants_apart.cuh" if apart else "row/variants.cuh"
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header=header)
     return KernelSpec(text, ROW_KERNEL, types, whole, problem)
@@ -391,7 +392,8 @@ def _with_sums(op: RowOp, spec: KernelSpec, sums: RowSums, texts: Sequence[str])
     problem = dataclasses.replace(spec.problem, row_groups=groups)
     pointers = [each.pointer for each in sums.partial]
     whole = summed_arguments(spec.params, pointers, sums.rows_of_group, groups)
-    text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header="row/summed.cuh")
+    header = "row/summed_apart.cuh" if problem.across else "row/summed.cuh"
+    text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header=header)
     types = f"{spec.types}, {sums.of_load}, {sums.of_store}"
     return spec._replace(text=text, types=types, params=whole, problem=problem)
 
@@ -446,7 +448,7 @@ def _is_of_row(given: Operand, axes: int) -> bool:
 
 def _in_steps(x: View, what: Around, axes: int) -> bool:
     """Say whether all that elements lying apart are computed from, and all results, lie at even distances: kInSteps."""
-    plain = what.counted is None and what.labelled is None and what.sums is None
+    plain = what.counted is None and what.labelled is None
     plain = plain and not what.scales
     arrays = [x, *what.outs, *(each for each in what.load_operands if isinstance(each, View))]
     if what.loaded is not None:
@@ -458,6 +460,9 @@ def _in_steps(x: View, what: Around, axes: int) -> bool:
         arrays.append(where)
     loaded = not any(isinstance(each, (Dropout, Label)) for each in what.load_operands)
     stored = all(_is_of_row(each, axes) for each in what.store_operands)
+    if what.sums is not None:  # the kernel has steps of what the results are computed from, too
+        arrays += [each for each in what.store_operands if isinstance(each, View)]
+        stored = not any(isinstance(each, (Dropout, Label)) for each in what.store_operands)
     return plain and loaded and stored and all(_is_even(each, axes) for each in arrays)
 
 
@@ -531,7 +536,7 @@ def _problem(
         unaligned=0,
         alignment_period=1,
         across=_across(x, axes),
-        room=bool(what.outs),
+        room=bool(what.outs) and what.sums is None,
     )
 
 

@@ -32,6 +32,7 @@ if TYPE_CHECKING:
 
 ROW_KERNEL = "cupynorm::{plan.kernel}<{types}, cupynorm::{plan.shape}<{numbers}>>"
 SUMMED_KERNEL = "cupynorm::row_summed<{types}, cupynorm::{plan.shape}<{numbers}>>"  # of plans in registers
+SUMMED_APART_KERNEL = "cupynorm::row_summed_apart<{types}, cupynorm::{plan.shape}<{numbers}>>"
 
 
 def _elsewhere(*_: Any, **__: Any) -> None:

@@ -307,6 +307,14 @@ def row_groups(rows: int, cols: int) -> RowGroups:
     return RowGroups(-(-rows // (each * INTERLEAVED)) * INTERLEAVED, each)
 
 
+def row_groups_apart(rows: int, cols: int) -> RowGroups:
+    """Return the same of rows whose elements lie apart: groups are cut at the tiles of a plan (summed_apart.cuh)."""
+    wanted = next(
+        (groups for up_to, groups in NUMBERS.apart_groups if cols <= up_to), NUMBERS.apart_groups[-1][1]
+    )
+    return RowGroups(max(1, min(wanted, rows // NUMBERS.min_rows_apart)), 0)
+
+
 def nowhere(groups: int, cols: int, compute: Dtype) -> View:
     """Return partial sums that have no place yet, to ask about a kernel that writes some."""
     return View(0, (groups, cols), (cols * compute.itemsize, compute.itemsize), compute)

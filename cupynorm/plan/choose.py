@@ -112,8 +112,10 @@ def _across(question: Question, name: str | None, *, cooperative: bool) -> Plan:
             f"variant {name!r} needs rows whose elements lie next to one another: "
             f"use {', '.join(across.VARIANTS_ACROSS)}"
         )
-    # sums over rows have no place beside such rows: they take a pass of their own
-    found = None if question.problem.column_sums else across.across(question, name, cooperative=cooperative)
+    if question.problem.column_sums:
+        found = across.summed(question, name)
+    else:
+        found = across.across(question, name, cooperative=cooperative)
     if found is None:
         raise DoesNotFitError(_does_not_fit(question, f"variant {name!r}"))
     return found

@@ -49,6 +49,9 @@ class SumNumbers(NamedTuple):
         turns.
     min_rows_of_group, min_elements_of_group
         Rows and elements of a group, at least.
+    apart_groups, min_rows_apart
+        As `groups`, of rows whose elements lie apart (kernels/row/summed_apart.cuh), the last one for all rows of more
+        columns; and rows of a group, at least.
     last_lanes, min_last_lanes, last_in_flight
         For the sums of partial sums, whose rows are few: threads side by side along a row, at most, and the fewest,
         which take a sector of memory; rows of a thread in flight, at most.
@@ -70,6 +73,8 @@ class SumNumbers(NamedTuple):
     wide_groups: int
     min_rows_of_group: int
     min_elements_of_group: int
+    apart_groups: Sequence[tuple[int, int]]
+    min_rows_apart: int
     last_lanes: int
     min_last_lanes: int
     last_in_flight: int

@@ -26,7 +26,9 @@
 //                       Computes N Elements of the op, and gives a bit for each that is not dropped.
 //   unpack_further<kMore, N>(loaded, x, col, take)
 //                       The same of a FusedLoad without a mask, whose function gives kMore numbers behind an element's:
-//                       take(k, i, number) gets those of element i (row/summed.cuh).
+//                       take(k, i, number) gets those of element i (row/summed.cuh). Of rows that lie apart
+//                       compute_further_across<kMore, kRows> of the Load does it for some neighbouring ones, and
+//                       store_further_across of a FusedStore with kOperandsInSteps (row/summed_apart.cuh).
 //   keep<N, As>(col), prefetch_row<N, kPlaces>(shared, place, col), unpack_row<kMore, kPlaces, N>(kept, ...)
 //                       The same where a thread goes through many rows of the same columns: Kept<N, As> is what all
 //                       rows share of these, converted if As is the compute type; the rest, kRowBytes<N>, is copied to

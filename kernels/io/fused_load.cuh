@@ -311,20 +311,30 @@ struct FusedLoad : Cols {
   static void load_operands_across(const Row (&rows)[kRows], Index col, OperandsBeside<kRows>& operands) {
     operands.load([&](int r) -> const auto& { return rows[r].operands; }, col);
   }
+  // Operands that are the same for all rows are as they were loaded for other rows.
+  template <int kRows, class Row, typename Index>
+  static void load_rows_operands_across(const Row (&rows)[kRows], Index col, OperandsBeside<kRows>& operands) {
+    operands.load_of_rows([&](int r) -> const auto& { return rows[r].operands; }, col);
+  }
   template <int kRows, class Row, typename Element, typename Index>
   static void compute_across(const Row (&rows)[kRows], const Vector<T, kRows>& x,
       const OperandsBeside<kRows>& operands, Element (&elements)[kRows], Index col) {
-    using Traits = ElementTraits<Element>;
-    using Number = typename Traits::Number;
+    compute_further_across<0, kRows>(rows, x, operands, elements, col, [](int, int, auto) {});
+  }
+  // The same where the function gives kMore numbers behind an element's: take(k, r, number) gets those of row r.
+  template <int kMore, int kRows, class Row, typename Element, typename Index, class Take>
+  static void compute_further_across(const Row (&rows)[kRows], const Vector<T, kRows>& x,
+      const OperandsBeside<kRows>& operands, Element (&elements)[kRows], Index col, Take take) {
+    using Number = typename ElementTraits<Element>::Number;
     Number from_x[kRows];
     cupynorm::unpack<kRows>(x, from_x);
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
-      Number in[1 + Operands_::kCount][1], out[Traits::kFields][1];
+      Number in[1 + Operands_::kCount][1];
       in[0][0] = from_x[r];
       rows[r].operands.template unpack<1>(operands.of(r), in + 1, col);
-      apply_to_each<Function>(in, out);
-      elements[r] = Traits::of(out, 0);
+      RowPointer::template compute_further<kMore, 1>(
+          in, &elements[r], [&](int k, int, Number more) { take(k, r, more); });
     }
   }
   template <int kRows, class Row, typename Index>

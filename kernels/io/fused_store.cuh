@@ -61,7 +61,7 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
   using Affines = AffineColumns<Gamma, Beta>;
   static constexpr int kBytes = Outputs_::kBytes;
   static constexpr bool kHasEpilogueOperands = true, kScales = false,
-      kInSteps = Outputs_::kInSteps && Operands_::kPerRow;
+      kInSteps = Outputs_::kInSteps && Operands_::kPerRow, kOperandsInSteps = Outputs_::kInSteps && Operands_::kInSteps;
   Outputs_ to;
   Affines affine;
   Operands_ operands;
@@ -78,7 +78,7 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
     typename Operands_::RowPointer operands;
     Type* address() const { return to.first.address(); }
     void make_opaque() { to.make_opaque(), operands.make_opaque(); }
-    void begin_at(int col) { to.begin_at(col); }
+    void begin_at(int col) { to.begin_at(col), operands.begin_at(col); }
     template <int N>
     int head() const {
       return to.first.template head<N>();
@@ -147,6 +147,34 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
       apply_to_each<Function>(in, out);
 #pragma unroll
       for (int k = 0; k < Outputs_::kCount; ++k) all[k][r] = out[k][0];
+      to[r] = rows[r].to;
+    }
+    Outputs_::template store_across<kRows>(to, all, col);
+  }
+  // The same with operands that were loaded for all rows at once, where the function gives kMore numbers behind the
+  // results: take(k, r, number) gets those of row r.
+  template <int kRows>
+  using OperandsBeside = OfRows<Operands_, kRows>;
+  template <int kRows, class Row, typename Index>
+  static void load_operands_across(const Row (&rows)[kRows], Index col, OperandsBeside<kRows>& operands) {
+    operands.load([&](int r) -> const auto& { return rows[r].operands; }, col);
+  }
+  template <int kMore, int kRows, class Row, typename Compute, class Columns, typename Index, class Take>
+  static void store_further_across(const Row (&rows)[kRows], const Compute (&y)[kRows], const Columns& columns,
+      const OperandsBeside<kRows>& operands, Index col, Take take) {
+    Compute all[Outputs_::kCount][kRows];
+    typename Outputs_::RowPointer to[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const Compute own[1] = {y[r]};
+      Compute in[1 + Operands_::kCount][1], out[Outputs_::kCount + kMore][1];
+      Affines::template apply<1>(own, columns, in[0]);
+      rows[r].operands.template unpack<1>(operands.of(r), in + 1, col);
+      apply_to_each<Function>(in, out);
+#pragma unroll
+      for (int k = 0; k < Outputs_::kCount; ++k) all[k][r] = out[k][0];
+#pragma unroll
+      for (int k = 0; k < kMore; ++k) take(k, r, out[Outputs_::kCount + k][0]);
       to[r] = rows[r].to;
     }
     Outputs_::template store_across<kRows>(to, all, col);

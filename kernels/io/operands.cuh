@@ -131,6 +131,8 @@ inline constexpr int kRowsAtOnce<Operand, decltype(void(Operand::kAcross))> = Op
 // One element of each of kRows neighbouring rows of an operand or a mask, in one access if the rows lie so.
 //   load(get, col)   Loads the elements of a column; get(r) gives the pointer of row r.
 //   of(r)            What the pointer of row r would have loaded alone.
+//   load_of_rows     load, but for what is the same for all rows: it is there from another row's load.
+//   make_opaque()    Makes the compiler take what was loaded for something new.
 template <class Operand, int kRows, bool = (kRows > 1 && kRowsAtOnce<Operand> % kRows == 0)>
 struct OfRows {
   typename Operand::template Packed<1> rows[kRows];
@@ -138,6 +140,14 @@ struct OfRows {
   void load(Get get, Index col) {
 #pragma unroll
     for (int r = 0; r < kRows; ++r) rows[r] = get(r).template load<1>(col);
+  }
+  template <class Get, typename Index>
+  void load_of_rows(Get get, Index col) {
+    load(get, col);
+  }
+  void make_opaque() {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) rows[r].make_opaque();
   }
   typename Operand::template Packed<1> of(int r) const { return rows[r]; }
 };
@@ -149,6 +159,11 @@ struct OfRows<Operand, kRows, true> {
   void load(Get get, Index col) {
     rows = load_vector<Type, kRows>(place_in_row(get(0).pointer, get(0).cols, col));
   }
+  template <class Get, typename Index>
+  void load_of_rows(Get get, Index col) {
+    load(get, col);
+  }
+  void make_opaque() { rows.make_opaque(); }
   typename Operand::template Packed<1> of(int r) const { return {{element_of(rows, r)}}; }
 };
 template <typename T, int kWidth, bool kConstant, int kRows>
@@ -158,6 +173,9 @@ struct OfRows<AlongColumns<T, kWidth, kConstant>, kRows, false> {
   void load(Get get, Index col) {
     all = get(0).template load<1>(col);
   }
+  template <class Get, typename Index>
+  static void load_of_rows(Get, Index) {}
+  void make_opaque() { all.make_opaque(); }
   const auto& of(int) const { return all; }
 };
 template <class First, class... Rest, int kRows>
@@ -169,6 +187,12 @@ struct OfRows<Operands<First, Rest...>, kRows, false> {
     first.load([&](int r) -> const auto& { return get(r).first; }, col);
     rest.load([&](int r) -> const auto& { return get(r).rest; }, col);
   }
+  template <class Get, typename Index>
+  void load_of_rows(Get get, Index col) {
+    first.load_of_rows([&](int r) -> const auto& { return get(r).first; }, col);
+    rest.load_of_rows([&](int r) -> const auto& { return get(r).rest; }, col);
+  }
+  void make_opaque() { first.make_opaque(), rest.make_opaque(); }
   typename Operands<First, Rest...>::template Packed<1> of(int r) const { return {first.of(r), rest.of(r)}; }
 };
 

@@ -16,6 +16,7 @@
 #include <io/fused.cuh>
 #include <row/epilogue.cuh>
 #include <row/registers.cuh>
+#include <row/summed_arguments.cuh>
 
 namespace cupynorm {
 
@@ -33,14 +34,6 @@ template <class Shape>
 constexpr bool kTakesRows = false;
 template <auto... kNumbers>
 constexpr bool kTakesRows<StagedRegisters<kNumbers...>> = true;
-
-// partial: of each sum, [groups, cols].
-template <class Op, class Load, class Store, int kSums>
-struct SummedArguments {
-  Arguments<Op, Load, Store> of;
-  int64 rows_of_group, groups;
-  typename Op::Compute* partial[kSums];
-};
 
 // Writes what the threads of a block have added up of their columns, each sum from to[k] + first on. Several rows of a
 // block are added in their order.

@@ -62,6 +62,42 @@ def test_many_rows(cuda: Any, rows: int, cols: int, dtype: str) -> None:
     check(cuda, rows, cols, dtype)
 
 
+def of_a_middle_axis(each: Any, outer: int, cols: int, inner: int) -> Any:
+    """Return an array of rows with its columns along the second of three axes; one number a row; or one of columns."""
+    if each.shape == (outer * inner, cols):
+        return each.reshape(outer, inner, cols).swapaxes(1, 2).copy()
+    return each.reshape(outer, inner) if len(each) == outer * inner else each
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
+@pytest.mark.parametrize(
+    ("outer", "cols", "inner"),
+    [
+        (40, 21, 1024),
+        (16, 96, 3136),
+        (5, 96, 1001),
+        (2, 130, 2050),
+        (64, 768, 196),
+        (1, 1500, 2048),
+        (1, 4000, 96),
+    ],
+)
+def test_columns_along_a_middle_axis(cuda: Any, outer: int, cols: int, inner: int, dtype: str) -> None:
+    for name, function in NORMS.items():
+        what = FORMS[name]
+        host = forms.inputs(what, outer * inner, cols, dtype)
+        given = {key: cuda.asarray(of_a_middle_axis(each, outer, cols, inner)) for key, each in host.items()}
+        named = {"s" if key == "x" and "ds" in given else key: each for key, each in given.items()}
+
+        first, second = (
+            [cuda.asnumpy(each) for each in without_dresidual(function(**named, axis=1))] for _ in range(2)
+        )
+
+        assert [each.tobytes() for each in first] == [each.tobytes() for each in second]
+        first[0] = first[0].swapaxes(1, 2).reshape(outer * inner, cols)
+        assert_form_close(what, first, what.right(host))
+
+
 @pytest.mark.small
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize("name", NORMS)

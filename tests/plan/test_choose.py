@@ -9,9 +9,10 @@ import math
 import pytest
 
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import VARIANTS, DoesNotFitError, Plan
+from cupynorm.plan.config import EVENLY, VARIANTS, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED, active_blocks
 from cupynorm.plan.problem import Problem
+from cupynorm.plan.rules import rules_of
 
 H200 = RECORDED["h200"]
 
@@ -428,3 +429,63 @@ def test_pairs_that_wait_for_an_exponential_each_wait_in_the_cache(cols: int, bl
         {"cols": cols + 1, "vector": 1, "widest_vector": 8, "unaligned": 1},
     ):
         assert chosen(dataclasses.replace(pairs, **other)).variant != "cached"
+
+
+def sums_apart(size: int, cols: int, vector: int, *, more: bool) -> Problem:
+    """Return a norm's gradient with sums over rows that lie apart. more: another gradient is added, and summed."""
+    compute = max(size, 4)
+    return Problem(
+        1 << 16,
+        cols,
+        vector,
+        size,
+        compute,
+        fused=True,
+        load_operands=(size, size),
+        epilogue_operands=(size,) * more,
+        output_bytes=size,
+        direct_load=False,
+        fields=2,
+        column_sums=2 + more,
+        row_groups=528,
+        across=4096,
+        in_steps=True,
+    )
+
+
+@pytest.mark.parametrize("row", rules_of("90").apart.summed, ids=str)
+def test_each_tiling_of_sums_beside_rows_that_lie_apart_is_for_some_rows(row: tuple[int, ...]) -> None:
+    size, fewest, most, vector, block, width, elements, blocks, more = row
+    for cols in {max(fewest, 4), most}:
+        problem = sums_apart(size, cols, vector, more=bool(more))
+        plan = choose(problem, RECORDED["h200"], lambda plan: plan.min_blocks)
+        assert (plan.vector, plan.block, plan.min_blocks) == (vector, block, blocks)
+        assert plan.across * vector * size == width
+        assert plan.vectors <= elements
+        assert plan.grid == 528 * plan.ctas_per_row
+        assert plan.waits == EVENLY
+
+
+def test_sums_beside_rows_that_lie_apart_have_no_other_plan() -> None:
+    limits = RECORDED["h200"]
+    for size, cols, vector in ((2, 96, 1), (2, 2000, 4), (4, 2000, 2), (8, 1000, 1)):
+        with pytest.raises(DoesNotFitError):
+            choose(sums_apart(size, cols, vector, more=False), limits, lambda plan: plan.min_blocks)
+    problem = sums_apart(4, 96, 2, more=False)
+    for variant in ("split", "uncached"):
+        with pytest.raises(DoesNotFitError):
+            choose(problem, limits, lambda plan: plan.min_blocks, variant)
+    uneven = dataclasses.replace(problem, in_steps=False)  # as where columns are those of two axes
+    with pytest.raises(DoesNotFitError):
+        choose(uneven, limits, lambda plan: plan.min_blocks)
+
+
+def test_a_few_spilled_bytes_cost_sums_of_rows_that_lie_apart_no_block() -> None:
+    problem, few = sums_apart(2, 96, 4, more=False), rules_of("90").apart.few_local_bytes
+    for spilled, blocks in ((few, 4), (few + 1, 3)):
+
+        def local_bytes(plan: Plan, spilled: int = spilled) -> int:
+            return spilled if plan.min_blocks == 4 else 0
+
+        plan = choose(problem, RECORDED["h200"], lambda plan: plan.min_blocks, local_bytes=local_bytes)
+        assert plan.min_blocks == blocks

@@ -109,6 +109,11 @@ class Apart(NamedTuple):
     over_the_grid_any
         Numbers that a thread then holds at most where a row's elements are not at even distances, or something is asked
         of each, by bytes of an element of x.
+    summed
+        Where sums over rows are taken in the same pass, best first: bytes of an element of x, the fewest and the most
+        columns that it is for, neighbouring rows of a thread, threads of a block, bytes of neighbouring rows side by
+        side, elements of each row that a thread has at most, blocks of a multiprocessor, and 1 where results have
+        operands of their own, or there are more sums than an element has fields.
     filled
         The share of a device's multiprocessors that clusters must have at once where their blocks are no power of two.
     only_read
@@ -131,6 +136,7 @@ class Apart(NamedTuple):
     measured: Sequence[Sequence[int]]
     over_the_grid: Sequence[Sequence[int]]
     over_the_grid_any: Mapping[int, int]
+    summed: Sequence[Sequence[int]]
     filled: float
     only_read: Sequence[int]
     few_local_bytes: int

@@ -12,7 +12,7 @@ import math
 from typing import TYPE_CHECKING
 
 from cupynorm._values import replace
-from cupynorm.plan.base import Question, all_at_once, with_grid, without_spills
+from cupynorm.plan.base import LocalBytes, Question, all_at_once, with_grid, without_spills
 from cupynorm.plan.config import (
     ACCESS_BYTES,
     EVENLY,
@@ -44,6 +44,7 @@ VARIANTS_ACROSS = ("block", "cluster", "split", "uncached")
 MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
 PACKED_BYTES = 2  # of elements that wait two in a register
 WHY = "rows whose elements lie apart: the first tiling in turn that holds a row"
+WITH_SUMS = "rows whose elements lie apart, with sums over rows: the first tiling in turn that holds a row"
 OVER_THE_GRID = (
     "rows whose elements lie apart: each waits in registers of as many blocks of the grid as hold it"
 )
@@ -96,10 +97,12 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
             return None
         even = _is_even(problem, plan.ctas_per_row, plan.group, plan.vectors)
         plan = replace(plan, waits=EVENLY if even else IN_REGISTERS)
+    if problem.column_sums and plan.waits != EVENLY:
+        return None
     rows, several = plan.across * plan.vector, plan.cluster > 1
     tiles = math.ceil(problem.rows / rows)
     full = plan.waits > 0 and plan.vectors * plan.group * plan.ctas_per_row == problem.cols
-    turns = 2 if problem.rounds else 1
+    turns = 2 if problem.rounds or problem.column_sums else 1
     slots = rows * (turns * plan.ctas_per_row * several + plan.block // WARP + 1)
     meet = plan.variant in {"cluster", "split"} or plan.block > WARP
     needed = slots * in_accesses(problem.message_numbers * problem.compute_bytes) * meet
@@ -110,6 +113,7 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     plan = replace(plan, full=full, shared_bytes=needed)
     if plan.variant == "split":
         return _all_over_the_grid(question, plan, tiles, reason)
+    tiles = problem.row_groups if problem.column_sums else tiles
     return with_grid(question, plan, tiles * plan.ctas_per_row, reason)
 
 
@@ -123,12 +127,50 @@ def _all_over_the_grid(question: Question, plan: Plan, tiles: int, reason: str) 
     return all_at_once(question, plan, groups * plan.ctas_per_row, resident, reason) if groups else None
 
 
+def summed(question: Question, variant: str | None = None) -> Plan | None:
+    """Return the first plan in turn that holds rows and sums of their columns (row_summed_apart); None if none does.
+
+    A group of rows goes to the blocks of a cluster, if not to one, of which there are more where groups are few. A few
+    bytes that a thread spills cost less than a block of a multiprocessor.
+    """
+    problem = question.problem
+    if not problem.in_steps:
+        return None
+    question = question._replace(local_bytes=_more_than_a_few(question))
+    ctas = [1 << power for power in range(question.max_ctas.bit_length())]
+    ctas = ctas if variant is None else ctas[1:] if variant == "cluster" else ctas[:1]
+    more = bool(problem.epilogue_operands) or problem.column_sums > problem.fields
+    for size, fewest, most, vector, block, width, elements, blocks, of_more in question.rules.apart.summed:
+        lanes = width // (size * vector)
+        fits = size == problem.load_bytes and fewest <= problem.cols <= most and not problem.vector % vector
+        if not fits or of_more != more or lanes * vector > problem.across:
+            continue
+        down = block // lanes
+        may = [each for each in ctas if math.ceil(math.ceil(problem.cols / each) / down) <= elements]
+        enough = [each for each in may if each * problem.row_groups >= question.limits.sm_count]
+        for each in (*enough[:1], *may[:1]):
+            part = math.ceil(math.ceil(problem.cols / each) / down)
+            plan = _tiling(question, lanes, each, "block", block, part, IN_REGISTERS, vector)
+            plan = replace(plan, min_blocks=blocks)
+            found = finished(question, plan, WITH_SUMS) if variant in {None, plan.variant} else None
+            if found is not None:
+                return found
+    return None
+
+
+def _more_than_a_few(question: Question) -> LocalBytes:
+    def local_bytes(plan: Plan) -> int:
+        spilled = question.local_bytes(plan)
+        return spilled if spilled > question.rules.apart.few_local_bytes else 0
+
+    return local_bytes
+
+
 def is_sound(problem: Problem, plan: Plan) -> bool:
     """Say whether a plan that somebody made asks for nothing that the kernel would do wrong."""
     alone = plan.rows_per_group == plan.alignment_period == 1 and not plan.unaligned
-    alone = alone and not (
-        plan.stages or plan.parameter_cache or plan.row_shared_bytes or problem.column_sums
-    )
+    alone = alone and not (plan.stages or plan.parameter_cache or plan.row_shared_bytes)
+    alone = alone and (not problem.column_sums or (problem.in_steps and plan.variant in {"block", "cluster"}))
     shape = plan.across * plan.group == plan.block and is_power_of_two(plan.across)
     shape = shape and is_power_of_two(plan.block)
     most = most_numbers(problem) if plan.waits else MAX_NUMBERS_ACROSS
@@ -152,7 +194,12 @@ def _is_even(problem: Problem, ctas: int, group: int, elements: int) -> bool:
 
 
 def most_numbers(problem: Problem) -> int:
-    """Return how many numbers of rows in registers a thread may have: more where they wait two in a register."""
+    """Return how many numbers of rows in registers a thread may have: more where they wait two in a register.
+
+    So do those beside sums over rows, or they are computed a part at a time all the same.
+    """
+    if problem.column_sums:
+        return MAX_PACKED_ACROSS
     packed = problem.waits_as_loaded and problem.load_bytes == PACKED_BYTES and not problem.has_scales
     return MAX_PACKED_ACROSS if packed else MAX_NUMBERS_ACROSS
 
