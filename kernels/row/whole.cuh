@@ -56,6 +56,21 @@ inline void take_states(const RunningRows<Op, Shape::kVector, Precision>& runnin
   }
 }
 
+// Whether rows of 16 bits wait in registers as they were loaded, two elements in one, where the steps to what the op is
+// given are few: so twice as many have room. They are then computed in parts, once more for the results. Not where so
+// few numbers have room as the op takes them, and the thread has all of its rows; or parts cost more than they save,
+// because their States are merged, or few threads share a row (docs/notes/076).
+template <class Op, class Load, class Shape>
+inline constexpr bool pays_to_unpack() {
+  constexpr RunningKind kKind = kRunningKind<Op, typename Load::Precision>;
+  if (Shape::kVector * Shape::kElements > 64) return false;
+  return Shape::kAlone || (kKind == RunningKind::kStates && !Op::kExtends) ||
+      (kKind == RunningKind::kAddsUp && Shape::kDown <= 4 && Shape::kCtasPerRow == 1);
+}
+template <class Op, class Load, class Shape>
+inline constexpr bool kWaitPacked = Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2 &&
+    !pays_to_unpack<Op, Load, Shape>();
+
 // Rows of a thread as they were loaded.
 template <class Load, class Shape>
 using HeldRows = Vector<typename Load::Type, Shape::kVector>[Shape::kElements];
@@ -66,9 +81,8 @@ template <class AnyOp, class Load, class Store, class Shape>
 struct WholeRows {
   static constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kLanes = Shape::kLanes,
       kDown = Shape::kDown, kRound = kElements * kDown, kSure = Shape::kSure;
-  // Rows of 16 bits wait in registers as they were loaded, two elements in one, and are computed kPart at a time: fewer
-  // where more is asked of each, and registers are few.
-  static constexpr bool kPacked = Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2;
+  // What waits packed is computed kPart elements at a time: fewer where more is asked of each, and registers are few.
+  static constexpr bool kPacked = kWaitPacked<AnyOp, Load, Shape>;
   static constexpr int kAtATime = Load::kDrops || AnyOp::kAddsUp ? 16 : 32,
       kPart = kPacked ? part_of_elements(kElements, kAtATime / kVector) : kElements;
   using Own = OpOfHalves<AnyOp, kPacked && Load::kIdentity && kAreHalves<typename Load::Type>>;
