@@ -61,7 +61,7 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
   static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
   static_assert(!Shape::kFull || kHolds, "elsewhere the last round may be shorter");
-  constexpr bool kPacked = kHolds && kWaitPacked<Op, Load, Shape> && !Store::kScales;
+  constexpr bool kPacked = kHolds && wait_packed<Op, Load, Shape>() && !Store::kScales;
   // addresses take an instruction or two
   constexpr bool kInSteps = kHolds && are_in_steps<Op, Load, Store>() && Load::kAlone;
   constexpr bool kMany = kVector * kElements > 64;  // of them, which leave few registers to anything else

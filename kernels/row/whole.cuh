@@ -58,18 +58,14 @@ inline void take_states(const RunningRows<Op, Shape::kVector, Precision>& runnin
 
 // Whether rows of 16 bits wait in registers as they were loaded, two elements in one, where the steps to what the op is
 // given are few: so twice as many have room. They are then computed in parts, once more for the results. Not where so
-// few numbers have room as the op takes them, and the thread has all of its rows; or parts cost more than they save,
-// because their States are merged, or few threads share a row (docs/notes/076).
+// few have room as the op takes them, and a thread has all of its rows, or the op would merge States of parts or count
+// in them what it adds up (docs/notes/076). Blocks of the grid need that room for the next tile.
 template <class Op, class Load, class Shape>
-inline constexpr bool pays_to_unpack() {
-  constexpr RunningKind kKind = kRunningKind<Op, typename Load::Precision>;
-  if (Shape::kVector * Shape::kElements > 64) return false;
-  return Shape::kAlone || (kKind == RunningKind::kStates && !Op::kExtends) ||
-      (kKind == RunningKind::kAddsUp && Shape::kDown <= 4 && Shape::kCtasPerRow == 1);
+inline constexpr bool wait_packed() {
+  constexpr bool kOne = Op::kExtends || kRunningKind<Op, typename Load::Precision> == RunningKind::kTwoPass;
+  if (!Load::kWaitsAsLoaded || sizeof(typename Load::Type) != 2) return false;
+  return Shape::kOfGrid || Shape::kVector * Shape::kElements > 64 || (kOne && !Shape::kAlone);
 }
-template <class Op, class Load, class Shape>
-inline constexpr bool kWaitPacked = Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2 &&
-    !pays_to_unpack<Op, Load, Shape>();
 
 // Rows of a thread as they were loaded.
 template <class Load, class Shape>
@@ -82,7 +78,7 @@ struct WholeRows {
   static constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kLanes = Shape::kLanes,
       kDown = Shape::kDown, kRound = kElements * kDown, kSure = Shape::kSure;
   // What waits packed is computed kPart elements at a time: fewer where more is asked of each, and registers are few.
-  static constexpr bool kPacked = kWaitPacked<AnyOp, Load, Shape>;
+  static constexpr bool kPacked = wait_packed<AnyOp, Load, Shape>();
   static constexpr int kAtATime = Load::kDrops || AnyOp::kAddsUp ? 16 : 32,
       kPart = kPacked ? part_of_elements(kElements, kAtATime / kVector) : kElements;
   using Own = OpOfHalves<AnyOp, kPacked && Load::kIdentity && kAreHalves<typename Load::Type>>;

@@ -136,9 +136,13 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
     )
     shape = plan.across * plan.group == plan.block and is_power_of_two(plan.across)
     shape = shape and is_power_of_two(plan.block)
-    if problem.rounds and plan.across > WARP:  # warps of other rows may have more of them: none waits for another
+    if (
+        problem.rounds and plan.across > WARP
+    ):  # warps of other rows may have more of them: none waits for another
         shape = shape and plan.group == plan.ctas_per_row == 1
-    if problem.in_steps and problem.may_drop:  # a word has a byte of the mask for each row (kernels/io/masks.cuh)
+    if (
+        problem.in_steps and problem.may_drop
+    ):  # a word has a byte of the mask for each row (kernels/io/masks.cuh)
         shape = shape and plan.vector <= MAX_ROWS_OF_WORD
     most = most_numbers(problem) if plan.waits else MAX_NUMBERS_ACROSS
     shape = shape and plan.vector * plan.vectors <= most
@@ -243,11 +247,14 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
             continue
         if KINDS[kind] not in kinds:
             continue
-        odd = vector == 1 < question.rules.apart.max_vector[size]  # for rows of which no even number are neighbours
+        odd = (
+            vector == 1 < question.rules.apart.max_vector[size]
+        )  # for rows of which no even number are neighbours
         if odd and problem.vector > 1:
             continue
         lanes = width // (size * vector)
-        room = block // lanes * (question.rules.apart.odd_elements if odd else most_numbers(problem) // vector)
+        elements = question.rules.apart.odd_elements[problem.output_bytes > 0]
+        room = block // lanes * (elements if odd else most_numbers(problem) // vector)
         may = [each for each in ctas if each <= most_ctas and each * room >= problem.cols]
         fewest_ctas = math.ceil(problem.cols / room)
         if (
@@ -291,8 +298,8 @@ def _alone(question: Question) -> Iterator[Plan]:
     packed = problem.in_steps and problem.direct_load and most_numbers(problem) == MAX_PACKED_ACROSS
     while vector > 1 and vector * problem.cols > (MAX_PACKED_ACROSS if packed else most):
         vector //= 2
-    if vector < wanted and problem.load_operands:
-        return  # as many threads of a row as have room for wide accesses are better
+    if vector < wanted and problem.load_operands and (vector == 1 or problem.fields == 1):
+        return  # more threads of a row, which have room for wider accesses, are better
     if vector * problem.cols <= most:
         yield _tiling(question, block, 1, "block", block, problem.cols, IN_REGISTERS, vector)
     elif packed and vector * _in_parts(problem.cols) <= MAX_PACKED_ACROSS:
