@@ -58,13 +58,15 @@ inline void take_states(const RunningRows<Op, Shape::kVector, Precision>& runnin
 
 // Whether rows of 16 bits wait in registers as they were loaded, two elements in one, where the steps to what the op is
 // given are few: so twice as many have room. They are then computed in parts, once more for the results. Not where so
-// few have room as the op takes them, and a thread has all of its rows, or the op would merge States of parts or count
-// in them what it adds up (docs/notes/076). Blocks of the grid need that room for the next tile.
+// few have room as the op takes them, and a thread has all of its rows, or States of parts would be merged, or each
+// part be counted (docs/notes/076). Blocks of the grid need that room for the next tile.
 template <class Op, class Load, class Shape>
 inline constexpr bool wait_packed() {
-  constexpr bool kOne = Op::kExtends || kRunningKind<Op, typename Load::Precision> == RunningKind::kTwoPass;
-  if (!Load::kWaitsAsLoaded || sizeof(typename Load::Type) != 2) return false;
-  return Shape::kOfGrid || Shape::kVector * Shape::kElements > 64 || (kOne && !Shape::kAlone);
+  if constexpr (!Load::kWaitsAsLoaded || sizeof(typename Load::Type) != 2) return false;
+  constexpr RunningKind kKind = kRunningKind<Op, typename Load::Precision>;
+  constexpr bool kMerges = kKind == RunningKind::kStates && !Op::kExtends,
+      kCounts = kKind == RunningKind::kAddsUp && Shape::kCtasPerRow == 1;
+  return Shape::kOfGrid || Shape::kVector * Shape::kElements > 64 || !(Shape::kAlone || kMerges || kCounts);
 }
 
 // Rows of a thread as they were loaded.

@@ -16,7 +16,7 @@ from tests import simulator
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
 
 DIGITS = {"float16": 4e-3, "float32": 2e-5, "float64": 1e-12, "uint16": 2e-5, "uint8": 2e-5}
-CALLS = {
+CALLS: dict[str, Any] = {
     "softmax": lambda x, **o: cupynorm.softmax(x, axis=1, **o),
     "layer_norm": lambda x, **o: cupynorm.layer_norm(x, *columns(x), axis=1, **o),
     "standardize": lambda x, **o: cupynorm.standardize(x, axis=1, **o),
@@ -64,7 +64,7 @@ def drawn(dtype: str, *shape: int) -> Any:
 def compare(name: str, x: Any, plan: Plan | None, digits: float, **options: Any) -> Plan:
     """Compare a call along the middle axis by a plan with that of the same numbers in float64."""
     given = {each: cupy.asarray(value) for each, value in options.items()}
-    call: Any = CALLS[name]
+    call = CALLS[name]
     with row_ops.observed() as plans:
         found = call(cupy.asarray(x), plan=plan, **given)
     wanted = call(x.astype(np.float64), **options)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 VARIANTS_ACROSS = ("block", "cluster", "split", "uncached")
 MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
-MAX_ROWS_OF_WORD = 4  # of which a mask has a byte
+MAX_ROWS_OF_WORD = 4  # of which a mask has a byte each (kernels/io/masks.cuh)
 PACKED_BYTES = 2  # of elements that wait two in a register
 WHY = "rows whose elements lie apart: the first tiling in turn that holds a row"
 OVER_THE_GRID = (
@@ -136,13 +136,9 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
     )
     shape = plan.across * plan.group == plan.block and is_power_of_two(plan.across)
     shape = shape and is_power_of_two(plan.block)
-    if (
-        problem.rounds and plan.across > WARP
-    ):  # warps of other rows may have more of them: none waits for another
+    if problem.rounds and plan.across > WARP:  # no warp waits for others, whose rows may have more rounds
         shape = shape and plan.group == plan.ctas_per_row == 1
-    if (
-        problem.in_steps and problem.may_drop
-    ):  # a word has a byte of the mask for each row (kernels/io/masks.cuh)
+    if problem.in_steps and problem.may_drop:
         shape = shape and plan.vector <= MAX_ROWS_OF_WORD
     most = most_numbers(problem) if plan.waits else MAX_NUMBERS_ACROSS
     shape = shape and plan.vector * plan.vectors <= most
@@ -247,9 +243,7 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
             continue
         if KINDS[kind] not in kinds:
             continue
-        odd = (
-            vector == 1 < question.rules.apart.max_vector[size]
-        )  # for rows of which no even number are neighbours
+        odd = vector == 1 < question.rules.apart.max_vector[size]  # if no even number of rows are neighbours
         if odd and problem.vector > 1:
             continue
         lanes = width // (size * vector)
@@ -295,7 +289,8 @@ def _alone(question: Question) -> Iterator[Plan]:
     block = odd_block if vector == 1 < numbers.max_vector[problem.load_bytes] else even_block
     each = problem.fields * REGISTER_BYTES + _beside(problem)
     most = numbers.numbers[problem.compute_bytes] * REGISTER_BYTES // each
-    packed = problem.in_steps and problem.direct_load and most_numbers(problem) == MAX_PACKED_ACROSS
+    packed = problem.in_steps and problem.direct_load and each == REGISTER_BYTES
+    packed = packed and most_numbers(problem) == MAX_PACKED_ACROSS
     while vector > 1 and vector * problem.cols > (MAX_PACKED_ACROSS if packed else most):
         vector //= 2
     if vector < wanted and problem.load_operands and (vector == 1 or problem.fields == 1):
