@@ -48,6 +48,9 @@ CONVERTED_ELEMENTS = (
 )
 MAX_NUMBERS_ACROSS = 64  # numbers that a thread of row_across has at a time: a bit for each
 MAX_PACKED_ACROSS = 128  # the same where they wait two in a register
+MAX_ROWS_OF_WORD = (
+    4  # neighbouring rows of a thread where a mask has a byte of each in a word (kernels/io/masks.cuh)
+)
 COUNTER_BYTES = (
     128  # of each group of blocks of row_across that share rows over the grid: kCounterBytes in row/apart.cuh
 )

@@ -21,6 +21,7 @@ from cupynorm.plan.config import (
     MAX_CTAS,
     MAX_NUMBERS_ACROSS,
     MAX_PACKED_ACROSS,
+    MAX_ROWS_OF_WORD,
     MOST_ROW_NUMBERS,
     NOWHERE,
     PART_NUMBERS,
@@ -42,7 +43,6 @@ if TYPE_CHECKING:
 
 VARIANTS_ACROSS = ("block", "cluster", "split", "uncached")
 MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
-MAX_ROWS_OF_WORD = 4  # of which a mask has a byte each (kernels/io/masks.cuh)
 PACKED_BYTES = 2  # of elements that wait two in a register
 WHY = "rows whose elements lie apart: the first tiling in turn that holds a row"
 OVER_THE_GRID = (
