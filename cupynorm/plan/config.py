@@ -124,8 +124,8 @@ class Plan:
     min_blocks
         The compiler keeps registers few enough for so many blocks on a multiprocessor.
     across, waits
-        For rows whose elements lie apart from one another: how many threads of a warp lie side by side, each with
-        `vector` neighbouring rows, and `vectors` elements of each at a time; and where rows wait: NOWHERE,
+        For rows whose elements lie apart from one another: how many threads lie side by side, each with `vector`
+        neighbouring rows, and `vectors` elements of each at a time; and where rows wait: NOWHERE,
         IN_REGISTERS or EVENLY. 0: rows are contiguous. IN_REGISTERS says of prefetched rows with sums over rows beside
         them that they wait there (StagedRegisters in kernels/row/summed.cuh).
     resident_blocks, waves
@@ -272,7 +272,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "row_shared_bytes": (0, 1 << 20),
     "shared_bytes": (0, 1 << 20),
     "min_blocks": (1, 32),
-    "across": (0, WARP),
+    "across": (0, MAX_BLOCK),
     "waits": (NOWHERE, EVENLY),
     "resident_blocks": (0, MAX_GRID),
 }

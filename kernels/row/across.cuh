@@ -61,9 +61,7 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
   static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
   static_assert(!Shape::kFull || kHolds, "elsewhere the last round may be shorter");
-  // Rows of 16 bits wait in registers as they were loaded, where the steps to what the op is given are few: so twice as
-  // many have room. Their elements are then computed kPart at a time, once more for the results.
-  constexpr bool kPacked = kHolds && Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2 && !Store::kScales;
+  constexpr bool kPacked = kHolds && wait_packed<Op, Load, Shape>() && !Store::kScales;
   // addresses take an instruction or two
   constexpr bool kInSteps = kHolds && are_in_steps<Op, Load, Store>() && Load::kAlone;
   constexpr bool kMany = kVector * kElements > 64;  // of them, which leave few registers to anything else
@@ -268,6 +266,7 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   };
   if constexpr (Op::kRounds) {
     static_assert(!Store::kScales, "scales meet in the same places");
+    static_assert(kLanes <= kWarp || kDown == 1, "all who meet have the same rows, and so as many rounds");
     int exchange = 1;  // counts the reductions
     auto summarize = [&](const typename Op::Progress (&progress)[kVector], typename Op::State (&own)[kVector]) {
       bool settled = true;

@@ -13,15 +13,18 @@ namespace cupynorm {
 // element of it. kFull: a block has exactly kElements * kDown elements of each row. kEven, with Waits 2: each thread
 // has at least one element, and lacks kSpare at most. kCtasPerRow: blocks of a cluster that share rows; 0: the
 // gridDim.y blocks of a cooperative launch do. kBlock, kMinBlocks: as in Registers.
+// kLanes may be those of several warps, each of which then has rows of its own. kWarps: warps that share their rows.
 template <int Vector_, int Elements, int Lanes_, bool Full, int Waits, int CtasPerRow, int Block, int MinBlocks>
 struct Across {
   static constexpr int kVector = Vector_, kElements = Elements, kLanes = Lanes_, kCtasPerRow = CtasPerRow,
       kBlock = Block, kMinBlocks = MinBlocks;
   static constexpr bool kFull = Full, kHolds = Waits > 0, kEven = Full || Waits == 2;
   static constexpr int kSpare = Full ? 0 : Elements > 4 ? 4 : Elements - 1, kSure = Elements - kSpare;
-  static constexpr int kDown = Block / Lanes_, kRows = Lanes_ * Vector_, kWarps = Block / kWarp;
-  static_assert(Lanes_ <= kWarp && (Lanes_ & (Lanes_ - 1)) == 0, "lanes of a warp that share rows are kLanes apart");
+  static constexpr int kDown = Block / Lanes_, kRows = Lanes_ * Vector_,
+      kWarps = Block / (Lanes_ < kWarp ? kWarp : Lanes_);
+  static_assert((Lanes_ & (Lanes_ - 1)) == 0, "lanes of a warp that share rows are kLanes apart");
   static constexpr bool kOfGrid = CtasPerRow == 0;
+  static constexpr bool kAlone = kDown == 1 && CtasPerRow == 1;  // all elements of a row are one thread's
   static_assert((kWarps & (kWarps - 1)) == 0, "lanes that are a power of two merge what the warps have");
 };
 
@@ -45,7 +48,8 @@ struct LanesApart {
   }
   template <typename T>
   static T first(T value) {
-    return __shfl_sync(kAllLanes, value, threadIdx.x % kLanes);
+    if constexpr (kLanes >= kWarp) return value;
+    else return __shfl_sync(kAllLanes, value, threadIdx.x % kLanes);
   }
   template <typename T>
   static T max(T value) {
@@ -157,7 +161,7 @@ struct GatheredSlots {
     int thread = threadIdx.x;
     if constexpr (Shape::kOfGrid) make_opaque(thread);  // or it would be divided once for all tiles
 #pragma unroll 1
-    for (int warp = thread / kWarp; warp < kWarps; warp += Shape::kWarps) {
+    for (int warp = thread / kWarp; warp < kWarps; warp += Shape::kBlock / kWarp) {
       const int number = thread % kWarp / kApart, row = warp * kApart + thread % kApart;
       const SlotWords<Op>* const from = slots + number * kRows + row % kRows;
       const bool any = kCount > 0 || number < count;
@@ -197,11 +201,12 @@ inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename 
 #pragma unroll
     for (int v = 0; v < Shape::kVector; ++v) s[v] = Op::gather(s[v], LanesApart<kLanes>());
   }
-  const int lane = threadIdx.x % kWarp;
+  constexpr int kTogether = kLanes < kWarp ? kWarp : kLanes;  // threads with one set of slots
+  const int lane = threadIdx.x % kTogether;
   if (lane < kLanes) {
 #pragma unroll
     for (int v = 0; v < Shape::kVector; ++v)
-      places.slots[threadIdx.x / kWarp * Shape::kRows + lane * Shape::kVector + v].slot = {s[v], pivot[v]};
+      places.slots[threadIdx.x / kTogether * Shape::kRows + lane * Shape::kVector + v].slot = {s[v], pivot[v]};
   }
   __syncthreads();
   if constexpr (kCtasPerRow == 1) {

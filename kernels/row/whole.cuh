@@ -56,6 +56,19 @@ inline void take_states(const RunningRows<Op, Shape::kVector, Precision>& runnin
   }
 }
 
+// Whether rows of 16 bits wait in registers as they were loaded, two elements in one, where the steps to what the op is
+// given are few: so twice as many have room. They are then computed in parts, once more for the results. Not where so
+// few have room as the op takes them, and a thread has all of its rows, or States of parts would be merged, or each
+// part be counted (docs/notes/076). Blocks of the grid need that room for the next tile.
+template <class Op, class Load, class Shape>
+inline constexpr bool wait_packed() {
+  if constexpr (!Load::kWaitsAsLoaded || sizeof(typename Load::Type) != 2) return false;
+  constexpr RunningKind kKind = kRunningKind<Op, typename Load::Precision>;
+  constexpr bool kMerges = kKind == RunningKind::kStates && !Op::kExtends,
+      kCounts = kKind == RunningKind::kAddsUp && Shape::kCtasPerRow == 1;
+  return Shape::kOfGrid || Shape::kVector * Shape::kElements > 64 || !(Shape::kAlone || kMerges || kCounts);
+}
+
 // Rows of a thread as they were loaded.
 template <class Load, class Shape>
 using HeldRows = Vector<typename Load::Type, Shape::kVector>[Shape::kElements];
@@ -66,9 +79,8 @@ template <class AnyOp, class Load, class Store, class Shape>
 struct WholeRows {
   static constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kLanes = Shape::kLanes,
       kDown = Shape::kDown, kRound = kElements * kDown, kSure = Shape::kSure;
-  // Rows of 16 bits wait in registers as they were loaded, two elements in one, and are computed kPart at a time: fewer
-  // where more is asked of each, and registers are few.
-  static constexpr bool kPacked = Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2;
+  // What waits packed is computed kPart elements at a time: fewer where more is asked of each, and registers are few.
+  static constexpr bool kPacked = wait_packed<AnyOp, Load, Shape>();
   static constexpr int kAtATime = Load::kDrops || AnyOp::kAddsUp ? 16 : 32,
       kPart = kPacked ? part_of_elements(kElements, kAtATime / kVector) : kElements;
   using Own = OpOfHalves<AnyOp, kPacked && Load::kIdentity && kAreHalves<typename Load::Type>>;

@@ -132,3 +132,30 @@ def test_a_row_of_more_than_2_31_elements(roomy: Any) -> None:
     assert_close(roomy.asnumpy(y[0]).T, cupynorm.layer_norm(tile.T.astype(np.float64)))
     for at in range(len(y)):
         assert float(roomy.abs(y[at] - y[0]).max()) <= 2**-8, at
+
+
+@pytest.mark.parametrize("dtype", [*DTYPES, "uint8", "uint16"])
+@pytest.mark.parametrize("along", [2, 3, 10, 21, 32, 33, 50, 64, 100, 113, 128, 365])
+def test_short_rows(cuda: Any, along: int, dtype: str) -> None:
+    whole = dtype.startswith("u")
+    for across in (33, 1000, 4096 * 3 + 1):
+        rng = np.random.default_rng(along * across)
+        x = rng.integers(0, 200, (2, along, across)) if whole else rng.standard_normal((2, along, across))
+        x = x.astype(dtype if whole else dtype_of(dtype))
+        exact, near = (
+            x.astype(np.float64),
+            {"float16": 1e-2, "bfloat16": 8e-2, "float64": 1e-9}.get(dtype, 2e-4),
+        )
+
+        def agrees(call: Any, exact: Any = exact, x: Any = x, near: float = near) -> None:
+            found, wanted = call(cuda.asarray(x)), call(exact)
+            pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
+            for got, right in pairs:
+                np.testing.assert_allclose(cuda.asnumpy(got).astype(np.float64), right, rtol=near, atol=near)
+
+        agrees(lambda a: cupynorm.standardize(a, axis=1, eps=1e-3))
+        agrees(lambda a: cupynorm.moments(a, axis=1))
+        agrees(lambda a: cupynorm.sigma_clip(a, 50, 3, axis=1, centre="mean"))
+        if not whole:
+            agrees(lambda a: cupynorm.softmax(a, axis=1))
+            agrees(lambda a: cupynorm.layer_norm(a, axis=1, eps=1e-3))

@@ -100,8 +100,19 @@ class Apart(NamedTuple):
     measured
         Tilings that a search found to be better than `tilings`: bytes of an element of x, the fewest and the most
         columns that it is for, neighbouring rows of a thread, threads of a block, bytes of neighbouring rows side by
-        side, blocks of a cluster at most, of which the fewest are taken that hold a row, blocks of a multiprocessor, 1
-        if it is for rows that are whole (kernels/row/whole.cuh), and what it is for: a number of KINDS.
+        side, blocks of a cluster at most, of which the fewest are taken that hold a row, blocks of a multiprocessor (0:
+        as many as there are registers for), 1 if it is for rows that are whole (kernels/row/whole.cuh), and what it is
+        for: a number of KINDS. With one row of a thread, where two fit an access, it is for rows of which no even
+        number are neighbours.
+    alone
+        Rows of which one thread has all elements: threads of a block, of which none waits for another, and the same
+        where no even number of rows are neighbours; the most columns; bytes that neighbour in memory, at least; and
+        blocks of a multiprocessor where more numbers wait, two in a register.
+    alone_statistics
+        Bytes of a statistic of neighbouring rows that such a thread stores, where nothing else is stored.
+    odd_elements
+        Elements of a thread at most by `measured`, where no even number of rows are neighbours: where nothing is stored
+        but statistics, and else.
     over_the_grid
         Where blocks of the grid share rows, best first: bytes of an element of x, the fewest and the most columns that
         it is for, threads of a block, bytes of neighbouring rows side by side, blocks of a multiprocessor, how many
@@ -134,6 +145,9 @@ class Apart(NamedTuple):
     registers: int
     row_registers: int
     measured: Sequence[Sequence[int]]
+    alone: Sequence[int]
+    alone_statistics: int
+    odd_elements: Sequence[int]
     over_the_grid: Sequence[Sequence[int]]
     over_the_grid_any: Mapping[int, int]
     summed: Sequence[Sequence[int]]

@@ -42,6 +42,7 @@ if TYPE_CHECKING:
 
 VARIANTS_ACROSS = ("block", "cluster", "split", "uncached")
 MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
+MAX_ROWS_OF_WORD = 4  # of which a mask has a byte each (kernels/io/masks.cuh)
 PACKED_BYTES = 2  # of elements that wait two in a register
 WHY = "rows whose elements lie apart: the first tiling in turn that holds a row"
 WITH_SUMS = "rows whose elements lie apart, with sums over rows: the first tiling in turn that holds a row"
@@ -82,7 +83,10 @@ def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
         yield from _only_read(question, ctas)
     else:
         ctas = ctas[1:] if variant == "cluster" else ctas[:1]
-    for kind in (_as_measured, _in_registers, _again):
+    yield from _as_measured(question, ctas)
+    if ctas[:1] == [1]:
+        yield from _alone(question)
+    for kind in (_in_registers, _again):
         yield from kind(question, ctas)
 
 
@@ -103,8 +107,9 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     tiles = math.ceil(problem.rows / rows)
     full = plan.waits > 0 and plan.vectors * plan.group * plan.ctas_per_row == problem.cols
     turns = 2 if problem.rounds or problem.column_sums else 1
-    slots = rows * (turns * plan.ctas_per_row * several + plan.block // WARP + 1)
-    meet = plan.variant in {"cluster", "split"} or plan.block > WARP
+    sharing = plan.block // max(WARP, plan.across)  # warps that have the same rows
+    slots = rows * (turns * plan.ctas_per_row * several + sharing + 1)
+    meet = plan.variant in {"cluster", "split"} or sharing > 1
     needed = slots * in_accesses(problem.message_numbers * problem.compute_bytes) * meet
     needed += slots * ACCESS_BYTES * problem.has_scales * meet
     whole = plan.waits == EVENLY and problem.in_steps
@@ -173,6 +178,10 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
     alone = alone and (not problem.column_sums or (problem.in_steps and plan.variant in {"block", "cluster"}))
     shape = plan.across * plan.group == plan.block and is_power_of_two(plan.across)
     shape = shape and is_power_of_two(plan.block)
+    if problem.rounds and plan.across > WARP:  # no warp waits for others, whose rows may have more rounds
+        shape = shape and plan.group == plan.ctas_per_row == 1
+    if problem.in_steps and problem.may_drop:
+        shape = shape and plan.vector <= MAX_ROWS_OF_WORD
     most = most_numbers(problem) if plan.waits else MAX_NUMBERS_ACROSS
     shape = shape and plan.vector * plan.vectors <= most
     shape = shape and problem.vector % plan.vector == 0
@@ -273,7 +282,7 @@ def _blocks_of_a_row(question: Question, rows: int, each: Sequence[int], blocks:
 def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     """Give the tiling that a search found for such rows, if there is one."""
     problem = question.problem
-    if problem.epilogue_operands or problem.has_scales or problem.rounds:
+    if problem.epilogue_operands or problem.has_scales:
         return
     kinds, measured = _kinds(problem), question.rules.apart.measured
     for size, fewest, most, vector, block, width, most_ctas, blocks, whole, kind in measured:
@@ -281,8 +290,12 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
             continue
         if KINDS[kind] not in kinds:
             continue
+        odd = vector == 1 < question.rules.apart.max_vector[size]  # if no even number of rows are neighbours
+        if odd and problem.vector > 1:
+            continue
         lanes = width // (size * vector)
-        room = block // lanes * (most_numbers(problem) // vector)
+        elements = question.rules.apart.odd_elements[problem.output_bytes > 0]
+        room = block // lanes * (elements if odd else most_numbers(problem) // vector)
         may = [each for each in ctas if each <= most_ctas and each * room >= problem.cols]
         fewest_ctas = math.ceil(problem.cols / room)
         if (
@@ -292,7 +305,8 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
             and _fill_the_device(question, fewest_ctas, blocks)
         ):
             may = [fewest_ctas, *may]
-        if not may or lanes * vector > problem.across:  # fewer rows side by side are no such rows
+        beside = min(lanes, WARP) * vector  # rows that a warp has side by side
+        if not may or beside > problem.across:  # fewer neighbours are no such rows
             continue
         tiles = math.ceil(problem.rows / (lanes * vector))
         for each in may[:2]:  # with more blocks if the fewest spill
@@ -307,7 +321,34 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
             if whole and not even:
                 continue
             plan = _tiling(question, lanes, each, "block", block, part, IN_REGISTERS, vector)
-            yield replace(plan, min_blocks=blocks)
+            yield replace(plan, min_blocks=blocks or plan.min_blocks)
+
+
+def _alone(question: Question) -> Iterator[Plan]:
+    """Give the tiling of rows that are so short that one thread has all elements of some: none waits for another."""
+    problem, numbers = question.problem, question.rules.apart
+    even_block, odd_block, most_cols, least_beside, blocks_if_packed = numbers.alone
+    if problem.cols > most_cols or problem.across * problem.load_bytes < least_beside:
+        return
+    vector = wanted = _vector(question)
+    if not problem.output_bytes:  # else neighbouring threads would store their statistics far apart
+        vector = wanted = min(vector, max(1, numbers.alone_statistics // problem.compute_bytes))
+    block = odd_block if vector == 1 < numbers.max_vector[problem.load_bytes] else even_block
+    each = problem.fields * REGISTER_BYTES + _beside(problem)
+    most = numbers.numbers[problem.compute_bytes] * REGISTER_BYTES // each
+    packed = problem.in_steps and problem.direct_load and each == REGISTER_BYTES
+    packed = packed and most_numbers(problem) == MAX_PACKED_ACROSS
+    while vector > 1 and vector * problem.cols > (MAX_PACKED_ACROSS if packed else most):
+        vector //= 2
+    if vector < wanted and problem.load_operands and (vector == 1 or problem.fields == 1):
+        return  # more threads of a row, which have room for wider accesses, are better
+    if vector * problem.cols <= most:
+        yield _tiling(question, block, 1, "block", block, problem.cols, IN_REGISTERS, vector)
+    elif packed and vector * _in_parts(problem.cols) <= MAX_PACKED_ACROSS:
+        parts = any(problem.cols % part == 0 for part in range(PARTS_ACROSS, 2 * PARTS_ACROSS + 1))
+        elements = problem.cols if parts else _in_parts(problem.cols)
+        plan = _tiling(question, block, 1, "block", block, elements, IN_REGISTERS, vector)
+        yield replace(plan, min_blocks=blocks_if_packed)
 
 
 def _over_the_grid(question: Question, *, asked: bool) -> Iterator[Plan]:
@@ -354,11 +395,16 @@ KINDS = (
     "in steps, operands",
     "in steps, pairs",
     "x alone or masked, as loaded",
+    "rounds",
+    "nothing stored",
+    "in steps, no operands, a large state",
 )
 
 
 def _kinds(problem: Problem) -> set[str]:
     """Return which of KINDS a problem is of."""
+    if problem.rounds:
+        return {"rounds"}
     found = {"all"}
     if problem.in_steps and problem.load_operands:
         found.add("in steps, pairs" if problem.fields > 1 else "in steps, operands")
@@ -373,6 +419,10 @@ def _kinds(problem: Problem) -> set[str]:
     alone = not problem.load_operands and problem.waits_as_loaded and problem.fields == 1
     if alone and (problem.in_steps or not problem.may_drop):
         found.add("x alone or masked, as loaded")
+    if problem.in_steps and not problem.load_operands and problem.row_numbers == MOST_ROW_NUMBERS:
+        found.add("in steps, no operands, a large state")
+    if problem.output_bytes == 0:
+        found.add("nothing stored")
     return found
 
 
