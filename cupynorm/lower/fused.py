@@ -523,7 +523,7 @@ def _problem(
         unaligned=0,
         alignment_period=1,
         across=_across(x, axes),
-        room=bool(what.outs),
+        room=True,
     )
 
 

@@ -19,6 +19,7 @@ WARP = 32
 MAX_BLOCK = 1024  # threads of a block
 MAX_GRID = 2**31 - 1  # blocks of a grid
 ACCESS_BYTES = 16  # the widest access
+SECTOR_BYTES = 32  # of a line: what memory moves at least
 LINE_BYTES = 128  # of the level-1 cache: a block's part of an unaligned row may begin at a line
 REGISTER_BYTES = 4
 MOST_REGISTERS = 255  # of a thread
@@ -272,7 +273,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "row_shared_bytes": (0, 1 << 20),
     "shared_bytes": (0, 1 << 20),
     "min_blocks": (1, 32),
-    "across": (0, WARP),
+    "across": (0, MAX_BLOCK),
     "waits": (NOWHERE, EVENLY),
     "resident_blocks": (0, MAX_GRID),
 }

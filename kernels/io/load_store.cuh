@@ -238,6 +238,14 @@ inline constexpr bool kIsRoomy = false;
 template <class Inner>
 inline constexpr bool kIsRoomy<RoomyStore<Inner>> = true;
 
+// Whether rows are only read.
+template <class Store>
+inline constexpr bool kStoresNothing = false;
+template <typename T, int kAxes>
+inline constexpr bool kStoresNothing<NoStore<T, kAxes>> = true;
+template <class Inner>
+inline constexpr bool kStoresNothing<RoomyStore<Inner>> = kStoresNothing<Inner>;
+
 // Whether messages have room of their own, because nothing is stored among which they could lie.
 template <class Store>
 inline constexpr bool kHasRoom = false;
