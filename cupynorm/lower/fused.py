@@ -295,7 +295,7 @@ def fused_spec(
     gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
     numbered = stats or what.sums is not None  # rows, by their places
     arrays = (x, *what.outs, *(() if what.loaded is None else (what.loaded,)))
-    apart = lies_apart(*arrays, axes=axes)
+    apart = lies_apart(x, axes, *arrays[1:])
     in_runs = apart and what.sums is None and all(is_in_runs(each, axes) for each in arrays)
     apart = apart and not in_runs
     order = tuple(range(len(x.shape) - axes)) if numbered or apart else _order(x, axes, what)
@@ -398,9 +398,9 @@ def _with_sums(op: RowOp, spec: KernelSpec, sums: RowSums, texts: Sequence[str])
     return spec._replace(text=text, types=types, params=whole, problem=problem)
 
 
-def lies_apart(*arrays: View, axes: int) -> bool:
+def lies_apart(x: View, axes: int, *written: View) -> bool:
     """Say whether a row's elements do not lie next to one another in one of the arrays."""
-    return not all(each.split(axes)[1].is_contiguous() for each in arrays)
+    return not all(each.split(axes)[1].is_contiguous() for each in (x, *written))
 
 
 def _across(x: View, axes: int) -> int:
@@ -536,7 +536,7 @@ def _problem(
         unaligned=0,
         alignment_period=1,
         across=_across(x, axes),
-        room=bool(what.outs) and what.sums is None,
+        room=what.sums is None,
     )
 
 

@@ -108,7 +108,7 @@ def statistic_spec(
     if options == TWO_MOMENTS and is_integer(x.dtype) and x.dtype.itemsize == 1 and op.name == MOMENTS.name:
         op = replace(op, options=TWO_MOMENTS_OF_BYTES, sums_of_bytes=True)
     plain = y is not None and mask is None and weights is None and not is_integer(x.dtype)
-    if y is not None and plain and not lies_apart(x, y, axes=axes):
+    if y is not None and plain and not lies_apart(x, axes, y):
         return row_spec(op, x, y, axes, {}, stats, numbers)
     what = Around(() if y is None else (y,), room=room)
     if mask is not None:

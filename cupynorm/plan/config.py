@@ -19,6 +19,7 @@ WARP = 32
 MAX_BLOCK = 1024  # threads of a block
 MAX_GRID = 2**31 - 1  # blocks of a grid
 ACCESS_BYTES = 16  # the widest access
+SECTOR_BYTES = 32  # of a line: what memory moves at least
 LINE_BYTES = 128  # of the level-1 cache: a block's part of an unaligned row may begin at a line
 REGISTER_BYTES = 4
 MOST_REGISTERS = 255  # of a thread
@@ -48,6 +49,9 @@ CONVERTED_ELEMENTS = (
 )
 MAX_NUMBERS_ACROSS = 64  # numbers that a thread of row_across has at a time: a bit for each
 MAX_PACKED_ACROSS = 128  # the same where they wait two in a register
+MAX_ROWS_OF_WORD = (
+    4  # neighbouring rows of a thread where a mask has a byte of each in a word (kernels/io/masks.cuh)
+)
 COUNTER_BYTES = (
     128  # of each group of blocks of row_across that share rows over the grid: kCounterBytes in row/apart.cuh
 )

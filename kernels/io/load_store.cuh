@@ -242,16 +242,19 @@ inline constexpr bool kIsRoomy = false;
 template <class Inner>
 inline constexpr bool kIsRoomy<RoomyStore<Inner>> = true;
 
+// Whether rows are only read.
+template <class Store>
+inline constexpr bool kStoresNothing = false;
+template <typename T, int kAxes>
+inline constexpr bool kStoresNothing<NoStore<T, kAxes>> = true;
+template <class Inner>
+inline constexpr bool kStoresNothing<RoomyStore<Inner>> = kStoresNothing<Inner>;
+
 // Whether messages have room of their own: nothing is stored among which they could lie, or not at neighbouring places.
 template <class Store>
 inline constexpr bool kHasRoom = kIsRoomy<Store>;
 template <typename T, int kAxes>
 inline constexpr bool kHasRoom<NoStore<T, kAxes>> = true;
-// Whether nothing is stored.
-template <class Store>
-inline constexpr bool kStoresNothing = false;
-template <typename T, int kAxes>
-inline constexpr bool kStoresNothing<NoStore<T, kAxes>> = true;
 
 // The one argument of every row kernel.
 template <class Op, class Load, class Store>

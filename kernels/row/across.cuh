@@ -10,6 +10,12 @@ extern __shared__ __align__(16) unsigned char shared_memory[];
 
 namespace cupynorm {
 
+// Whether each thread has all elements of a round.
+template <bool kWhole_>
+struct Round {
+  static constexpr bool kWhole = kWhole_;
+};
+
 // Before the blocks of a cluster write into one another, and before any load.
 template <class Shape>
 inline void begin_together(Mbarrier (&mbarriers)[4]) {
@@ -35,9 +41,10 @@ inline void go_through_tiles(const Store& store, int64 rows, Go go) {
     // Neighbouring blocks share rows, so that those of a multiprocessor do not, and one waits while another works.
     const int groups = gridDim.x, parts = gridDim.y, number = blockIdx.y * groups + blockIdx.x, group = number / parts,
         part = number % parts;
-    GridMeeting meeting = {store.room, group, part, 0};
+    GridMeeting meeting = {store.room, group, part, 0, 0};
     if (part == 0 && threadIdx.x == 0) *meeting.counter() = 0;
-    grid_wait(grid_arrive());
+    meeting.begun = grid_arrive();
+    if constexpr (Shape::kHolds) grid_wait(meeting.begun);  // else before the first meeting: they have the registers
     int64 tile = group;
     while (go(TilePart{tile, part, parts, tile + groups}, &meeting)) {
       tile += groups;
@@ -72,6 +79,9 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   constexpr int kAtATime = kMany && Op::kTwoPass ? 16 : 32;  // where one part more takes few instructions
   constexpr int kPart = kPacked ? part_of_elements(kElements, kAtATime / kVector) : kElements;
 
+  // Whether whole rounds come first, of which nothing is asked.
+  constexpr bool kWholeRounds = Shape::kOfGrid && !kHolds;
+
   // this block's columns, and this thread's: every kDown-th from `first` on, before `end`
   const int part = at.part, lane = threadIdx.x % kLanes;
   const Index cols = Index(a.cols);
@@ -80,20 +90,23 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     const Shares shares = Shares::of(cols, at.parts);
     begin = Index(shares.begin(part)), end = begin + Index(shares.held(part));
   } else {
-    const Index each = Shape::kFull ? kRound : (cols + (at.parts - 1)) / at.parts;
+    constexpr Index kUnit = kWholeRounds ? 2 * kDown : 1;  // of columns of a block: its part begins at whole sectors
+    const Index each = Shape::kFull ? kRound : ((cols + (kUnit * at.parts - 1)) / (kUnit * at.parts)) * kUnit;
     begin = part * each, end = cols - begin < each ? cols : begin + each;
   }
-  Index first = begin + threadIdx.x / kLanes;
+  const bool left_over = !Shape::kInWarps && int(threadIdx.x) >= Shape::kThreads;
+  Index first = begin + (left_over ? 0 : threadIdx.x / kLanes);
   const int64 row = (at.tile * kLanes + lane) * kVector;
-  const bool here = row < a.rows;  // all rows of a vector are, or none
+  const bool here = row < a.rows && !left_over;  // all rows of a vector are, or none
+  const int64 elsewhere = kWholeRounds ? a.rows - kVector : 0;  // what is read there is in a line that others read
   const ReductionPlaces<Op, Shape, Op::kRounds> places = {shared_memory, mbarriers, meeting};
   const ReductionPlaces<Largest, Shape, false> largest_places = {places.place + places.kBytes, mbarriers + 2, meeting};
   typename Load::RowPointer sources[kVector];
   typename Store::RowPointer targets[kVector];
 #pragma unroll
   for (int v = 0; v < kVector; ++v) {
-    sources[v] = a.load.at(here ? row + v : 0);
-    targets[v] = a.store.at(here ? row + v : 0);
+    sources[v] = a.load.at((here ? row : elsewhere) + v);
+    targets[v] = a.store.at((here ? row : elsewhere) + v);
   }
   Compute own[kVector] = {};
   if constexpr (Op::kOwnNumber) {
@@ -112,37 +125,37 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   using Bits = typename Conditional<(kVector * kPart > 32), unsigned long long, unsigned>::Type;
   Bits keeps = 0;  // a bit for each of them that no mask drops
   // Whether the thread has an element. With kEven, a thread that has no rows reads the first row's, and stores nothing.
+  // So it does, of the last rows, in whole rounds.
   auto has = [&](int number, Index col) {
     if constexpr (kEven) return number < kSure || col < end;
     else return here && col < end;
   };
   // Calls body(j, col) for each element that there is from column `at` on: of all that are fetched, or of a part, which
   // begins with a thread's element `from`.
-  auto each_element = [&](Index at, auto&& body) {
+  auto each_element = [&](Index at, auto round, auto&& body) {
 #pragma unroll
     for (int j = 0; j < kElements; ++j) {
       if constexpr (kPacked && kMany && !Shape::kFull) {
         if (j % 4 == 0) make_opaque(at);  // or addresses of all would be computed first
       }
-      if (has(j, at + j * kDown)) body(j, at + j * kDown);
+      if (decltype(round)::kWhole || has(j, at + j * kDown)) body(j, at + j * kDown);
     }
   };
-  auto each_of_part = [&](int from, Index at, auto&& body) {
+  auto each_of_part = [&](int from, Index at, auto round, auto&& body) {
 #pragma unroll
     for (int j = 0; j < kPart; ++j) {
-      if (has(from + j, at + j * kDown)) body(j, at + j * kDown);
+      if (decltype(round)::kWhole || has(from + j, at + j * kDown)) body(j, at + j * kDown);
     }
   };
-  auto are_sure = [](int from) { return kEven && from + kPart <= kSure; };
-  auto fetch = [&](Index at) {
-    each_element(at, [&](int j, Index col) {
+  auto fetch = [&](Index at, auto round) {
+    each_element(at, round, [&](int j, Index col) {
       if constexpr (kInSteps) loaded[j] = Load::template load_across<kVector>(sources, Step<kDown>{j}, beside[j]);
       else loaded[j] = Load::template load_across<kVector>(sources, col, beside[j]);
     });
   };
-  auto fetch_operands = [&](Index at) {
+  auto fetch_operands = [&](Index at, auto round) {
     if constexpr (Store::kHasEpilogueOperands) {
-      each_element(at, [&](int j, Index col) {
+      each_element(at, round, [&](int j, Index col) {
 #pragma unroll
         for (int v = 0; v < kVector; ++v) operands[j][v] = targets[v].template epilogue_operands<1>(col);
       });
@@ -150,17 +163,18 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   };
   // Computes a part of what was fetched, from number `from` and column `at` on. Elements that are not there are
   // padding. Counts those that are.
-  auto take = [&](int from, Index at) {
+  auto take = [&](int from, Index at, auto round) {
+    constexpr bool kAll = Shape::kFull || decltype(round)::kWhole;
     int there = 0;
     keeps = 0;
-    if constexpr (!Shape::kFull) {
+    if constexpr (!kAll) {
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
 #pragma unroll
         for (int j = 0; j < kPart; ++j) x[v][j] = Op::padding();
       }
     }
-    each_of_part(from, at, [&](int j, Index col) {
+    each_of_part(from, at, round, [&](int j, Index col) {
       Element own[kVector];
       keeps |= Bits(Load::template unpack_across<kVector>(sources, loaded[from + j], beside[from + j], own, col,
                    Op::padding())) << j * kVector;
@@ -168,7 +182,7 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
       for (int v = 0; v < kVector; ++v) x[v][j] = own[v];
       ++there;
     });
-    if constexpr (Op::kHasPivot && !Shape::kFull) {  // the pivot is an element of the row, never padding
+    if constexpr (Op::kHasPivot && !kAll) {  // the pivot is an element of the row, never padding
 #pragma unroll
       for (int j = 1; j < kPart; ++j) {
         if (kEven ? has(from + j, at + j * kDown) : at + j * kDown < end) continue;
@@ -180,7 +194,7 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   };
   auto store_computed = [&](int j, Index col) {
     if constexpr (Load::kStoresComputed) {
-      if (kEven && !here) return;
+      if ((kEven || kWholeRounds) && !here) return;
       Element own[kVector];
 #pragma unroll
       for (int v = 0; v < kVector; ++v) own[v] = x[v][j];
@@ -188,16 +202,35 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     }
   };
 
+  // Calls body(column, round) for each round of rows that wait nowhere; or from the last one back, which may still be
+  // in the L2 cache.
+  const Index rounds = kWholeRounds && begin < end ? (end - begin) / kRound : 0;  // whole ones
+  auto each_round = [&](auto&& body) {
+    Index at = first;
+    if constexpr (kWholeRounds) {
+#pragma unroll 1
+      for (Index i = 0; i < rounds; ++i, at += kRound) body(at, Round<true>());
+    }
+#pragma unroll 1
+    for (; at < end; at += kRound) body(at, Round<false>());
+  };
+  auto each_round_back = [&](auto&& body) {
+    Index at = first + rounds * kRound;
+    if (at < end) body(at, Round<false>());
+#pragma unroll 1
+    for (Index i = 0; i < rounds; ++i) at -= kRound, body(at, Round<true>());
+  };
+
   // ---- the rows' States
   Compute pivot[kVector] = {};
   typename Op::State mine[kVector], total[kVector];
   if constexpr (kHolds) {
-    fetch(first);
-    fetch_operands(first);
+    fetch(first, Round<false>());
+    fetch_operands(first, Round<false>());
   }
   if constexpr (kHolds && !kPacked) {
-    const int there = take(0, first);
-    each_of_part(0, first, store_computed);
+    const int there = take(0, first, Round<false>());
+    each_of_part(0, first, Round<false>(), store_computed);
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
       if constexpr (Op::kHasPivot)
@@ -206,26 +239,25 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     }
   } else {
     RunningRows<Op, kVector, Precision> running;
-    auto add = [&](int from, int there) {
-      if (are_sure(from)) running.add(x, Predicate<kPart>{kPart, false});
+    auto add = [&](int from, int there, auto round) {
+      if (decltype(round)::kWhole || (kEven && from + kPart <= kSure)) running.add(x, Predicate<kPart>{kPart, false});
       else if (there > 0) running.add(x, Predicate<0>{there, false});
     };
     if constexpr (kPacked) {
 #pragma unroll
       for (int from = 0; from < kElements; from += kPart) {
         const Index at = first + from * kDown;
-        const int there = take(from, at);
-        each_of_part(from, at, store_computed);
-        add(from, there);
+        const int there = take(from, at, Round<false>());
+        each_of_part(from, at, Round<false>(), store_computed);
+        add(from, there, Round<false>());
       }
     } else {
-#pragma unroll 1
-      for (Index at = first; at < end; at += kRound) {
-        fetch(at);
-        const int there = take(0, at);
-        each_of_part(0, at, store_computed);
-        add(0, there);
-      }
+      each_round([&](Index at, auto round) {
+        fetch(at, round);
+        const int there = take(0, at, round);
+        each_of_part(0, at, round, store_computed);
+        add(0, there, round);
+      });
     }
     take_states<Shape>(running, mine, pivot);
   }
@@ -235,7 +267,7 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     mine[v] = with_own<Op>(mine[v], own[v]);
     total[v] = mine[v];
   }
-  reduce_apart<Op, Shape>(total, pivot, places, part, 0, [&] {
+  const auto prefetch_next = [&] {
     auto begin = [&](auto& source) {
       if constexpr (kInSteps) source.begin_at(first);
     };
@@ -244,29 +276,41 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
       if constexpr (kInSteps) source.prefetch_across(Step<kDown>{j});
       else source.prefetch_across(first + j * kDown);
     });
-  });
+  };
+  if constexpr (kWholeRounds && kStoresNothing<Store> && !Op::kRounds) {  // each block finishes some of the rows
+    reduce_tile<Op, Shape>(total, pivot, places.tile(), part, 0, meeting, prefetch_next,
+        [&](int number, const Slot<Op>& all) {
+      const int64 finished = at.tile * Shape::kRows + number;
+      if (finished < a.rows) a.op.save(finished, a.op.finish(all.state, all.state, a.cols, all.pivot));
+    }, true);
+    return at.next * Shape::kRows < a.rows;
+  }
+  reduce_apart<Op, Shape>(total, pivot, places, part, 0, prefetch_next);
 
   // ---- further rounds, of ops that have them
-  // Calls body(number, column) for each part of what the thread has of its rows.
+  // Calls body(number, column, round) for each part of what the thread has of its rows.
   auto each_part = [&](auto&& body) {
     if constexpr (kHolds) {
 #pragma unroll
-      for (int from = 0; from < kElements; from += kPart) body(from, first + from * kDown);
+      for (int from = 0; from < kElements; from += kPart) body(from, first + from * kDown, Round<false>());
     } else {
-#pragma unroll 1
-      for (Index at = first; at < end; at += kRound) body(0, at);
+      each_round([&](Index at, auto round) { body(0, at, round); });
     }
   };
+  auto each_part_back = [&](auto&& body) {
+    if constexpr (kWholeRounds) each_round_back([&](Index at, auto round) { body(0, at, round); });
+    else each_part(body);
+  };
   // Brings its elements back.
-  auto bring = [&](int from, Index at) {
+  auto bring = [&](int from, Index at, auto round) {
     if constexpr (!kHolds || kPacked) {
-      if constexpr (!kHolds) fetch(at);
-      take(from, at);
+      if constexpr (!kHolds) fetch(at, round);
+      take(from, at, round);
     }
   };
   if constexpr (Op::kRounds) {
     static_assert(!Store::kScales, "scales meet in the same places");
-    static_assert(kLanes <= kWarp || kDown == 1, "all who meet have the same rows, and so as many rounds");
+    static_assert(Shape::kInWarps || kDown == 1, "warps would go through several numbers of rounds");
     int exchange = 1;  // counts the reductions
     auto summarize = [&](const typename Op::Progress (&progress)[kVector], typename Op::State (&own)[kVector]) {
       bool settled = true;
@@ -285,8 +329,8 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
       }
 #pragma unroll
       for (int v = 0; v < kVector; ++v) own[v] = Op::identity();
-      each_part([&](int from, Index at) {
-        bring(from, at);
+      each_part([&](int from, Index at, auto round) {
+        bring(from, at, round);
 #pragma unroll
         for (int v = 0; v < kVector; ++v) {
           Element held[kPart];
@@ -348,9 +392,9 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
         z[v] = to[0];
       }
     };
-    each_part([&](int from, Index at) {
-      bring(from, at);
-      each_of_part(from, at, [&](int j, Index col) {
+    each_part_back([&](int from, Index at, auto round) {
+      bring(from, at, round);
+      each_of_part(from, at, round, [&](int j, Index col) {
         Compute z[kVector];
         finish(j, col, z);
 #pragma unroll
@@ -367,10 +411,10 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
       scales[v] = a.store.scale_of(largest[v].max);
       if (saves) a.store.save(row + v, scales[v]);
     }
-    each_part([&](int from, Index at) {
-      bring(from, at);
-      each_of_part(from, at, [&](int j, Index col) {
-        if (kEven && !here) return;
+    each_part([&](int from, Index at, auto round) {
+      bring(from, at, round);
+      each_of_part(from, at, round, [&](int j, Index col) {
+        if ((kEven || kWholeRounds) && !here) return;
         Compute z[kVector];
         if constexpr (!kHolds) finish(j, col, z);
 #pragma unroll
@@ -381,13 +425,13 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
       });
     });
   } else {
-    each_part([&](int from, Index at) {
-      bring(from, at);
-      if constexpr (!kHolds) fetch_operands(at);
+    each_part_back([&](int from, Index at, auto round) {
+      bring(from, at, round);
+      if constexpr (!kHolds) fetch_operands(at, round);
       // vectors are stored in order (io/load_store.cuh), and addresses of all would be computed before the first
       if constexpr (kInSteps && kVector > 1) targets[0].make_opaque();
-      each_of_part(from, at, [&](int j, Index col) {
-        if (kEven && !here) return;
+      each_of_part(from, at, round, [&](int j, Index col) {
+        if ((kEven || kWholeRounds) && !here) return;
         Compute y[kVector];
         results(j, y);
         const auto columns = a.store.template columns<1>(col);

@@ -12,20 +12,25 @@ namespace cupynorm {
 // where rows wait in registers (kHolds). kLanes threads lie side by side, and kDown share each row, every kDown-th
 // element of it. kFull: a block has exactly kElements * kDown elements of each row. kEven, with Waits 2: each thread
 // has at least one element, and lacks kSpare at most. kCtasPerRow: blocks of a cluster that share rows; 0: the
-// gridDim.y blocks of a cooperative launch do. kBlock, kMinBlocks: as in Registers.
-// kLanes may be those of several warps, each of which then has rows of its own. kWarps: warps that share their rows.
+// gridDim.y blocks of a cooperative launch do. kBlock, kMinBlocks: as in Registers. kLanes may be those of several
+// warps, each of which then has rows of its own (kInWarps is false). Where blocks of the grid share rows that wait
+// nowhere, kLanes may be any number, so that a block has whole stretches of memory of a table with any number of
+// columns; the last threads may then be left over (kThreads are not), and have no elements.
 template <int Vector_, int Elements, int Lanes_, bool Full, int Waits, int CtasPerRow, int Block, int MinBlocks>
 struct Across {
   static constexpr int kVector = Vector_, kElements = Elements, kLanes = Lanes_, kCtasPerRow = CtasPerRow,
       kBlock = Block, kMinBlocks = MinBlocks;
   static constexpr bool kFull = Full, kHolds = Waits > 0, kEven = Full || Waits == 2;
   static constexpr int kSpare = Full ? 0 : Elements > 4 ? 4 : Elements - 1, kSure = Elements - kSpare;
-  static constexpr int kDown = Block / Lanes_, kRows = Lanes_ * Vector_,
-      kWarps = Block / (Lanes_ < kWarp ? kWarp : Lanes_);
-  static_assert((Lanes_ & (Lanes_ - 1)) == 0, "lanes of a warp that share rows are kLanes apart");
-  static constexpr bool kOfGrid = CtasPerRow == 0;
+  static constexpr int kDown = Block / Lanes_, kRows = Lanes_ * Vector_, kWarps = Block / kWarp,
+      kThreads = kDown * Lanes_;
+  static constexpr bool kOfGrid = CtasPerRow == 0, kIsPower = (Lanes_ & (Lanes_ - 1)) == 0,
+      kInWarps = Lanes_ <= kWarp && kIsPower;
   static constexpr bool kAlone = kDown == 1 && CtasPerRow == 1;  // all elements of a row are one thread's
-  static_assert((kWarps & (kWarps - 1)) == 0, "lanes that are a power of two merge what the warps have");
+  static constexpr int kSlots = kInWarps ? kWarps : kDown;       // of a block, for what it knows of a row
+  static_assert(kIsPower || (kOfGrid && !kHolds), "lanes of a warp that share rows are kLanes apart");
+  static_assert(kDown > 0, "each lane is a thread");
+  static_assert(!kIsPower || (kWarps & (kWarps - 1)) == 0, "lanes that are a power of two merge what the warps have");
 };
 
 // Which tile a block works on, and which part of its rows it has; and its next tile, which may be none, where blocks of
@@ -80,7 +85,7 @@ constexpr int kCounterBytes = 128;
 struct GridMeeting {
   unsigned char* room;  // a counter of each group, then all messages
   int group, part;
-  unsigned turn;
+  unsigned turn, begun;  // how often they have met, and what grid_wait takes
 
   template <class Op, int kRows>
   SlotWords<Op>* messages() const {  // [block][row]
@@ -124,9 +129,9 @@ inline void prefetch_tile(const Load& load, int64 rows, int64 tile, Begin begin,
 template <class Op, class Shape, bool kMore = true>
 struct TileReduction {
   static constexpr int kCtasPerRow = Shape::kCtasPerRow,
-      kMessages = kCtasPerRow > 1 ? kCtasPerRow * Shape::kRows : 0, kSlots = Shape::kWarps * Shape::kRows;
+      kMessages = kCtasPerRow > 1 ? kCtasPerRow * Shape::kRows : 0, kSlots = Shape::kSlots * Shape::kRows;
   static constexpr int kBytes = ((kMore ? 2 : 1) * kMessages + kSlots) * int(sizeof(SlotWords<Op>));
-  SlotWords<Op>* slots;  // [warp][row]
+  SlotWords<Op>* slots;  // [warp][row], or [thread of a row][row]
   Mbarrier* mbarriers;   // two
 
   // [block][row]
@@ -147,7 +152,7 @@ template <class Op, class Shape, int kCount>
 struct GatheredSlots {
   static constexpr int kRows = Shape::kRows, kMost = Shape::kBlock / kRows > 0 ? Shape::kBlock / kRows : 1;
   static constexpr int kLanes = lanes_for(kMost, kCount > 0 ? kCount : kWarp), kApart = kWarp / kLanes;
-  static constexpr int kWarps = kRows > kApart ? kRows / kApart : 1;
+  static constexpr int kWarps = (kRows + kApart - 1) / kApart;
 
   static Slot<Op> slot_at(const SlotWords<Op>* from) {
     if constexpr (kCount > 0) return from->slot;
@@ -183,34 +188,88 @@ struct GatheredSlots {
   }
 };
 
+// Calls give(row, slot) for those of a tile's rows that fall to this block of those that share them, a warp for each,
+// given the slots of all blocks.
+template <class Op, class Shape, class Give>
+inline void merge_own_rows(const SlotWords<Op>* slots, int part, Give give) {
+  using OfBlocks = GatheredSlots<Op, Shape, 0>;
+  const int parts = gridDim.y, lane = threadIdx.x % kWarp;
+#pragma unroll 1
+  for (int row = part + int(threadIdx.x / kWarp) * parts; row < Shape::kRows; row += Shape::kWarps * parts) {
+    Slot<Op> all = lane < parts ? OfBlocks::slot_at(slots + lane * Shape::kRows + row) : Slot<Op>{Op::identity(), 0};
+#pragma unroll 4
+    for (int i = lane + kWarp; i < parts; i += kWarp) {
+      const Slot<Op> slot = OfBlocks::slot_at(slots + i * Shape::kRows + row);
+      all.state = Op::template merge<false>(all.state, Op::rebase(slot.state, slot.pivot, all.pivot));
+    }
+    const auto pivot = LanesApart<1>::first(all.pivot);
+    if (lane < parts) all.state = Op::rebase(all.state, all.pivot, pivot);
+    all = {Op::gather(all.state, LanesApart<1>()), pivot};
+    if (lane == 0) give(row, all);
+  }
+}
+
+// Of rows that wait nowhere: what a block knows of each of a tile's rows goes to all blocks that share them, then from
+// each block the States of some rows. With all of them read by all blocks, 132 would read 70 MB of 128 rows.
+template <class Op, class Shape, class Gather, class Meanwhile, class Finish>
+inline void reduce_over_grid(Gather gather, int part, GridMeeting* meeting, Meanwhile meanwhile, bool each_its_own,
+    Finish finish) {
+  const auto write = [](SlotWords<Op>* to, const Slot<Op>& slot) {
+    SlotWords<Op> own = {};
+    own.slot = slot;
+#pragma unroll
+    for (int i = 0; i < SlotWords<Op>::kQuads; ++i) to->words[i] = own.words[i];
+  };
+  SlotWords<Op>* const messages = meeting->template messages<Op, Shape::kRows>();
+  gather([&](int row, int number, const Slot<Op>& all) {
+    if (number == 0) write(messages + part * Shape::kRows + row, all);
+  });
+  if (meeting->turn == 0) grid_wait(meeting->begun);  // the counters are 0
+  meeting->meet(meanwhile);
+  ++meeting->turn;
+  if (each_its_own) {
+    merge_own_rows<Op, Shape>(messages, part, finish);
+    return;
+  }
+  SlotWords<Op>* const totals = meeting->template messages<Op, Shape::kRows>();
+  merge_own_rows<Op, Shape>(messages, part, [&](int row, const Slot<Op>& all) { write(totals + row, all); });
+  meeting->meet(NothingMeanwhile());
+  ++meeting->turn;
+#pragma unroll 1
+  for (int row = threadIdx.x; row < Shape::kRows; row += Shape::kBlock)
+    finish(row, GatheredSlots<Op, Shape, 0>::slot_at(totals + row));
+}
+
 // Calls finish(row, slot) once for each of the tile's rows, with the State of the whole row, given those of each
 // thread's rows and what they are counted from, which is the same in a warp. All threads must call; turn: how often
-// they have before, 0 without kMore. They see what finish has written. The order of merges follows from Shape alone,
-// and from how many blocks of the grid share rows.
+// they have before, 0 without kMore. They see what finish has written. each_its_own: of rows that blocks of the grid
+// share and that wait nowhere, only one of these blocks calls finish for each. The order of merges follows from Shape
+// alone, and from how many blocks of the grid share rows.
 template <class Op, class Shape, bool kMore, class Meanwhile, class Finish>
 inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
     const TileReduction<Op, Shape, kMore>& places, int part, int turn, GridMeeting* meeting,
-    Meanwhile meanwhile, Finish finish) {
-  constexpr int kLanes = Shape::kLanes, kWarps = Shape::kWarps, kCtasPerRow = Shape::kCtasPerRow,
-      kQuads = SlotWords<Op>::kQuads;
-  using OfWarps = GatheredSlots<Op, Shape, kWarps>;
+    Meanwhile meanwhile, Finish finish, bool each_its_own = false) {
+  constexpr int kLanes = Shape::kLanes, kCtasPerRow = Shape::kCtasPerRow, kQuads = SlotWords<Op>::kQuads;
+  using OfWarps = GatheredSlots<Op, Shape, Shape::kSlots>;
   const auto finish_once = [&](int row, int number, const Slot<Op>& all) {
     if (number == 0) finish(row, all);
   };
-  if constexpr (kLanes < kWarp) {
+  if constexpr (Shape::kInWarps && kLanes < kWarp) {
 #pragma unroll
     for (int v = 0; v < Shape::kVector; ++v) s[v] = Op::gather(s[v], LanesApart<kLanes>());
   }
-  constexpr int kTogether = kLanes < kWarp ? kWarp : kLanes;  // threads with one set of slots
-  const int lane = threadIdx.x % kTogether;
-  if (lane < kLanes) {
+  const int lane = threadIdx.x % kWarp;
+  if (Shape::kInWarps ? lane < kLanes : int(threadIdx.x) < Shape::kThreads) {
+    const int place = Shape::kInWarps ? int(threadIdx.x) / kWarp * kLanes + lane : int(threadIdx.x);
 #pragma unroll
-    for (int v = 0; v < Shape::kVector; ++v)
-      places.slots[threadIdx.x / kTogether * Shape::kRows + lane * Shape::kVector + v].slot = {s[v], pivot[v]};
+    for (int v = 0; v < Shape::kVector; ++v) places.slots[place * Shape::kVector + v].slot = {s[v], pivot[v]};
   }
   __syncthreads();
   if constexpr (kCtasPerRow == 1) {
     OfWarps::give_all(places.slots, finish_once);
+  } else if constexpr (Shape::kOfGrid && !Shape::kHolds) {
+    reduce_over_grid<Op, Shape>([&](auto give) { OfWarps::give_all(places.slots, give); }, part, meeting, meanwhile,
+        each_its_own, finish);
   } else if constexpr (Shape::kOfGrid) {
     SlotWords<Op>* const messages = meeting->template messages<Op, Shape::kRows>();
     OfWarps::give_all(places.slots, [&](int row, int number, const Slot<Op>& all) {
@@ -255,7 +314,7 @@ constexpr int part_of_elements(int elements, int most) {
 template <class Op, class Shape, bool kMore>
 struct ReductionPlaces {
   using Tile = TileReduction<Op, Shape, kMore>;
-  static constexpr bool kAny = Shape::kWarps > 1 || Shape::kCtasPerRow != 1;
+  static constexpr bool kAny = Shape::kSlots > 1 || Shape::kCtasPerRow != 1;
   static constexpr int kBytes = kAny ? Tile::kBytes + Shape::kRows * int(sizeof(SlotWords<Op>)) : 0;
   unsigned char* place;
   Mbarrier* mbarriers;   // two

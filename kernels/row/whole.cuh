@@ -41,7 +41,7 @@ inline constexpr bool kAreHalves = false;
 template <>
 inline constexpr bool kAreHalves<half> = true;
 
-// The States of a thread's rows, counted from pivots that are the same in a warp.
+// The States of a thread's rows, counted from pivots that are the same in a warp whose lanes share rows.
 template <class Shape, class Op, typename Precision>
 inline void take_states(const RunningRows<Op, Shape::kVector, Precision>& running,
     typename Op::State (&mine)[Shape::kVector], typename Op::Compute (&pivot)[Shape::kVector]) {
@@ -50,8 +50,11 @@ inline void take_states(const RunningRows<Op, Shape::kVector, Precision>& runnin
     typename Op::Compute from;
     mine[v] = running.own_state(v, from);
     if constexpr (Op::kHasPivot) {
-      pivot[v] = LanesApart<Shape::kLanes>::first(from);
-      mine[v] = Op::rebase(mine[v], from, pivot[v]);
+      pivot[v] = from;
+      if constexpr (Shape::kInWarps) {
+        pivot[v] = LanesApart<Shape::kLanes>::first(from);
+        mine[v] = Op::rebase(mine[v], from, pivot[v]);
+      }
     }
   }
 }

@@ -10,6 +10,8 @@ import pytest
 import cupynorm
 from cupynorm._dtypes import dtype_of
 from cupynorm.catalog.op_table import OPS, Op
+from cupynorm.invoke import row_ops
+from cupynorm.plan.config import NOWHERE
 from cupynorm.plan.variants.across import VARIANTS_ACROSS
 from cupynorm.tools.testing import assert_close
 from tests.gpu.agree import DTYPES, need_bytes
@@ -95,6 +97,63 @@ def test_every_form(cuda: Any, along: int, axis: int) -> None:
                 np.abs(right[np.isfinite(right)]).max(initial=0)
             )  # sums cancel: errors are of their terms
             np.testing.assert_allclose(cuda.asnumpy(got), right, rtol=2e-5, atol=2e-5 * scale)
+
+
+@pytest.mark.parametrize("across", [2, 3, 8, 13, 30, 100, 500])
+def test_tables(cuda: Any, across: int) -> None:
+    """Long rows that blocks of the whole grid share: read again for their results, or once for statistics."""
+    along = {2: 400_003, 3: 400_003, 500: 80_003}.get(across, 160_003)
+    dtypes = ("float32", "float16", "uint8") if across in {30, 100} else ("float32",)
+    for dtype in dtypes:
+        wide = drawn(along, across) * 20 + 100
+        host = wide.astype(dtype)
+        x, exact = cuda.asarray(host), host.astype(np.float64)
+        kept = np.random.default_rng(across).random(host.shape) < 0.9
+        where = cuda.asarray(kept)
+
+        with row_ops.observed() as plans:
+            y = cupynorm.standardize(x, axis=0, dtype="float32")
+            mean, variance, *_ = cupynorm.moments(x, axis=0, where=where)
+            again = cupynorm.standardize(x, axis=0, dtype="float32")
+
+        assert {(plan.variant, plan.waits) for plan in plans} == {("split", NOWHERE)}
+        digits = 4e-3 if dtype == "float16" else 2e-5
+        right = (exact - exact.mean(0)) / exact.std(0)
+        np.testing.assert_allclose(cuda.asnumpy(y).astype(np.float64), right, rtol=digits, atol=digits)
+        assert bool((y == again).all())
+        some = np.ma.array(exact, mask=~kept)
+        np.testing.assert_allclose(cuda.asnumpy(mean).astype(np.float64), some.mean(0), rtol=digits)
+        np.testing.assert_allclose(cuda.asnumpy(variance).astype(np.float64), some.var(0), rtol=4 * digits)
+
+
+@pytest.mark.parametrize("across", [24, 33])
+def test_every_form_of_tables(cuda: Any, across: int) -> None:
+    along = 150_001
+    x, dy = drawn(along, across), drawn(across, along).T.copy()
+    gamma, where = drawn(along), np.random.default_rng(2).random(x.shape) < 0.8
+    lengths = np.random.default_rng(3).integers(1, along, across)
+    calls: list[tuple[Any, tuple[Any, ...], dict[str, Any]]] = [
+        (cupynorm.softmax, (x,), {"where": where}),
+        (cupynorm.log_softmax, (x,), {"lengths": lengths}),
+        (cupynorm.logsumexp, (x,), {}),
+        (cupynorm.layer_norm, (x, gamma, gamma), {"where": where, "return_stats": True}),
+        (cupynorm.add_layer_norm, (x, dy, gamma), {"dropout": 0.2, "seed": 5}),
+        (cupynorm.layer_norm_backward, (dy, x, gamma), {}),
+        (cupynorm.moments, (np.where(where, x, np.float32(np.nan)),), {"nan": "omit", "order": 4}),
+        (cupynorm.sigma_clip, (x,), {"iterations": 2}),
+    ]
+    for function, arrays, options in calls:
+        to = {
+            name: cuda.asarray(each) if isinstance(each, np.ndarray) else each
+            for name, each in options.items()
+        }
+        found = function(*map(cuda.asarray, arrays), axis=0, **to)
+        wide = [each.astype(np.float64) if each.dtype == np.float32 else each for each in arrays]
+        wanted = function(*wide, axis=0, **options)
+        pairs = zip(*(each if isinstance(each, tuple) else (each,) for each in (found, wanted)), strict=True)
+        for got, right in pairs:
+            scale = float(np.abs(right[np.isfinite(right)]).max(initial=0))
+            np.testing.assert_allclose(cuda.asnumpy(got), right, rtol=1e-4, atol=2e-5 * scale)
 
 
 @pytest.mark.parametrize("along", [8, 1 << 16])

@@ -170,11 +170,15 @@ def test_room_for_messages_is_asked_for_by_each_call() -> None:
         np.testing.assert_allclose(out.get(), powers / powers.sum(0), rtol=1e-5)
 
 
-def test_the_grid_shares_rows_only_where_results_are_written() -> None:
+def test_rows_that_are_only_read_are_shared_by_the_grid_and_wait_nowhere() -> None:
     from cupynorm import logsumexp
 
-    with pytest.raises(DoesNotFitError, match="'split'"):
-        logsumexp(cupy.asarray(drawn((1, 300, 8), "float32")[0]), axis=0, plan="split")
+    host = drawn((1, 300, 8), "float32")[0]
+    with row_ops.observed() as plans:
+        found = logsumexp(cupy.asarray(host), axis=0, plan="split")
+
+    assert [(plan.variant, plan.waits) for plan in plans] == [("split", NOWHERE)]
+    np.testing.assert_allclose(found.get(), np.log(np.exp(host.astype(np.float64)).sum(0)), rtol=1e-5)
 
 
 def test_every_form_of_the_grid() -> None:

@@ -195,7 +195,7 @@ def test_neighbouring_rows_are_stored_at_once(dtype: str, cols: int) -> None:
         "tile",
     ),  # neighbouring rows and elements of a thread, threads of a block, blocks of a row
     [
-        ("float16", 128, (2, 16, 256, 1)),
+        ("float16", 128, (4, 32, 128, 1)),
         ("float16", 8192, (2, 64, 256, 16)),
         ("float16", 1000, (2, 64, 256, 2)),
         ("float32", 128, (2, 32, 128, 1)),

@@ -125,8 +125,24 @@ class Apart(NamedTuple):
         columns that it is for, neighbouring rows of a thread, threads of a block, bytes of neighbouring rows side by
         side, elements of each row that a thread has at most, blocks of a multiprocessor, and 1 where results have
         operands of their own, or there are more sums than an element has fields.
+    held_over_the_grid
+        From how many blocks on that hold a row it is read again instead of waiting in their registers, unless the
+        blocks that run at once hold all rows, or there are so many tiles.
+    again_over_the_grid
+        Where blocks of the grid share rows that wait nowhere, by bytes of an element of x: neighbouring rows of a
+        thread at most, floats that it loads at a time, the same in blocks of more threads than usual, and elements of
+        each row at most.
+    stretches
+        Threads of such a block: as usual, how many of these are enough, and at most, where more of them access whole
+        lines or sectors of memory; and how many lie side by side at most.
+    most_turns
+        How many tiles each group of these blocks goes through at most, so that few blocks are left over.
+    left_idle
+        Where that is better than clusters. Of rows that are only read: the fewest columns, bytes of x, and how many
+        blocks of clusters for each multiprocessor are enough; of others: the fewest columns, and such blocks.
     filled
-        The share of a device's multiprocessors that clusters must have at once where their blocks are no power of two.
+        The share of a device's multiprocessors that clusters must have at once where their blocks are no power of two,
+        and that blocks of the grid must have.
     only_read
         From how many columns on rows of which no element is stored wait nowhere; the same of ops with a large state;
         and how many blocks for each multiprocessor then load them at least, if they are long enough.
@@ -151,6 +167,11 @@ class Apart(NamedTuple):
     over_the_grid: Sequence[Sequence[int]]
     over_the_grid_any: Mapping[int, int]
     summed: Sequence[Sequence[int]]
+    held_over_the_grid: Sequence[int]
+    again_over_the_grid: Mapping[int, Sequence[int]]
+    stretches: Sequence[int]
+    most_turns: int
+    left_idle: Sequence[int]
     filled: float
     only_read: Sequence[int]
     few_local_bytes: int

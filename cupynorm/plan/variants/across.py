@@ -18,15 +18,18 @@ from cupynorm.plan.config import (
     EVENLY,
     IN_REGISTERS,
     LEAST_SMS_OF_PART,
+    LINE_BYTES,
     MAX_CTAS,
     MAX_NUMBERS_ACROSS,
     MAX_PACKED_ACROSS,
+    MAX_ROWS_OF_WORD,
     MOST_ROW_NUMBERS,
     NOWHERE,
     PART_NUMBERS,
     PARTS_ACROSS,
     PLAIN,
     REGISTER_BYTES,
+    SECTOR_BYTES,
     SPARE_ELEMENTS,
     WARP,
     WHOLE_COLUMNS,
@@ -42,13 +45,17 @@ if TYPE_CHECKING:
 
 VARIANTS_ACROSS = ("block", "cluster", "split", "uncached")
 MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
-MAX_ROWS_OF_WORD = 4  # of which a mask has a byte each (kernels/io/masks.cuh)
 PACKED_BYTES = 2  # of elements that wait two in a register
 WHY = "rows whose elements lie apart: the first tiling in turn that holds a row"
 WITH_SUMS = "rows whose elements lie apart, with sums over rows: the first tiling in turn that holds a row"
 OVER_THE_GRID = (
     "rows whose elements lie apart: each waits in registers of as many blocks of the grid as hold it"
 )
+SHARED_AND_READ = (
+    "long rows whose elements lie apart, of which clusters would leave much of the device idle: "
+    "blocks of the grid share them"
+)
+READ_ONCE, READ_TWICE = ", and read them once", ", and read them once for each pass over them"
 
 
 def across(question: Question, variant: str | None = None, *, cooperative: bool = True) -> Plan | None:
@@ -59,7 +66,7 @@ def across(question: Question, variant: str | None = None, *, cooperative: bool 
     less than another tiling.
     """
     found = (
-        finished(question, plan, OVER_THE_GRID if plan.variant == "split" else WHY)
+        finished(question, plan, _why(question.problem, plan))
         for plan in tilings(question, variant)
         if variant in {None, plan.variant} and (cooperative or not plan.cooperative)
     )
@@ -67,8 +74,16 @@ def across(question: Question, variant: str | None = None, *, cooperative: bool 
     plans = list(itertools.islice((plan for plan in found if plan is not None), 1))
     if plans and question.local_bytes(plans[0]) > few:
         more = itertools.islice((plan for plan in found if plan is not None), MORE_IF_SPILLED)
-        plans += [plan for plan in more if plan.waits]
+        plans += [plan for plan in more if plan.waits or plan.variant == plans[0].variant]
     return min(plans, key=lambda plan: question.local_bytes(plan) > few, default=None)
+
+
+def _why(problem: Problem, plan: Plan) -> str:
+    if plan.variant != "split":
+        return WHY
+    if plan.waits:
+        return OVER_THE_GRID
+    return SHARED_AND_READ + (READ_TWICE if problem.output_bytes or problem.rounds else READ_ONCE)
 
 
 def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
@@ -77,7 +92,11 @@ def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
     variant: whose plans are among them; None for all.
     """
     if question.problem.room and variant in {None, "split"}:
-        yield from _over_the_grid(question, asked=variant is not None)
+        asked = variant is not None
+        again = [*_again_over_the_grid(question, asked=asked)]
+        if question.problem.output_bytes:
+            yield from _over_the_grid(question, asked=asked, may_read_again=bool(again))
+        yield from again
     ctas = [1 << power for power in range(question.max_ctas.bit_length())]
     if variant is None:
         yield from _only_read(question, ctas)
@@ -93,7 +112,7 @@ def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
 def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     """Return a plan with its shared memory and its launch; None if its kernel cannot hold such rows."""
     problem = question.problem
-    if plan.variant == "split":  # as many blocks as hold a row
+    if plan.variant == "split" and plan.waits:  # as many blocks as hold a row
         plan = replace(plan, ctas_per_row=math.ceil(problem.cols / (plan.vectors * plan.group)))
     part = math.ceil(problem.cols / plan.ctas_per_row)  # as row_across cuts a row
     if plan.waits:
@@ -107,9 +126,9 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     tiles = math.ceil(problem.rows / rows)
     full = plan.waits > 0 and plan.vectors * plan.group * plan.ctas_per_row == problem.cols
     turns = 2 if problem.rounds or problem.column_sums else 1
-    sharing = plan.block // max(WARP, plan.across)  # warps that have the same rows
-    slots = rows * (turns * plan.ctas_per_row * several + sharing + 1)
-    meet = plan.variant in {"cluster", "split"} or sharing > 1
+    of_row = plan.block // WARP if _is_in_warps(plan) else plan.block // plan.across  # kSlots of Across
+    slots = rows * (turns * plan.ctas_per_row * several + of_row + 1)
+    meet = plan.variant in {"cluster", "split"} or of_row > 1
     needed = slots * in_accesses(problem.message_numbers * problem.compute_bytes) * meet
     needed += slots * ACCESS_BYTES * problem.has_scales * meet
     whole = plan.waits == EVENLY and problem.in_steps
@@ -176,18 +195,27 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
     alone = plan.rows_per_group == plan.alignment_period == 1 and not plan.unaligned
     alone = alone and not (plan.stages or plan.parameter_cache or plan.row_shared_bytes)
     alone = alone and (not problem.column_sums or (problem.in_steps and plan.variant in {"block", "cluster"}))
-    shape = plan.across * plan.group == plan.block and is_power_of_two(plan.across)
-    shape = shape and is_power_of_two(plan.block)
-    if problem.rounds and plan.across > WARP:  # no warp waits for others, whose rows may have more rounds
-        shape = shape and plan.group == plan.ctas_per_row == 1
+    shape = plan.block // plan.across == plan.group > 0
+    if is_power_of_two(plan.across):
+        shape = shape and is_power_of_two(plan.block)
+    else:
+        shape = shape and plan.variant == "split" and not plan.waits
+    if problem.rounds and not _is_in_warps(plan):  # no warp waits for others, whose rows may have more rounds
+        shape = shape and is_power_of_two(plan.across) and plan.group == plan.ctas_per_row == 1
     if problem.in_steps and problem.may_drop:
         shape = shape and plan.vector <= MAX_ROWS_OF_WORD
     most = most_numbers(problem) if plan.waits else MAX_NUMBERS_ACROSS
     shape = shape and plan.vector * plan.vectors <= most
     shape = shape and problem.vector % plan.vector == 0
     clusters = (plan.ctas_per_row > 1) == (plan.variant == "cluster") and plan.ctas_per_row <= MAX_CTAS
-    waits = plan.variant == "cluster" or (plan.waits == NOWHERE) == (plan.variant == "uncached")
+    either = plan.variant in {"cluster", "split"}
+    waits = either or (plan.waits == NOWHERE) == (plan.variant == "uncached")
     return alone and shape and waits and (problem.room if plan.variant == "split" else clusters)
+
+
+def _is_in_warps(plan: Plan) -> bool:
+    """Say whether lanes of a warp that share rows are `across` lanes apart (kInWarps of Across)."""
+    return plan.across <= WARP and is_power_of_two(plan.across)
 
 
 def _fill_the_device(question: Question, ctas: int, resident: int) -> bool:
@@ -227,9 +255,9 @@ def _lanes(question: Question, width: int) -> int:
     return power_of_two_to(min(max(1, problem.across // vector), wanted, WARP))
 
 
-def _elements(question: Question, numbers: int) -> int:
+def _elements(question: Question, numbers: int, vector: int = 0) -> int:
     """Return how many elements of each row a thread has of so many numbers: fewer with what is loaded beside x."""
-    problem, vector = question.problem, _vector(question)
+    problem, vector = question.problem, vector or _vector(question)
     each = problem.fields * REGISTER_BYTES + _beside(problem)
     return max(1, numbers * REGISTER_BYTES // (vector * each))
 
@@ -351,10 +379,10 @@ def _alone(question: Question) -> Iterator[Plan]:
         yield replace(plan, min_blocks=blocks_if_packed)
 
 
-def _over_the_grid(question: Question, *, asked: bool) -> Iterator[Plan]:
+def _over_the_grid(question: Question, *, asked: bool, may_read_again: bool) -> Iterator[Plan]:
     """Give plans of rows in registers of as many blocks of the grid as hold one, which meet in memory.
 
-    asked: also where they are not said to be better.
+    asked: also where they are not said to be better. may_read_again: whether blocks of the grid may read rows again.
     """
     problem, numbers = question.problem, question.rules.apart
     kinds = _kinds(problem)
@@ -373,6 +401,12 @@ def _over_the_grid(question: Question, *, asked: bool) -> Iterator[Plan]:
         all_tiles, at_once = math.ceil(problem.rows / (lanes * vector)), question.limits.sm_count * blocks
         if not asked and all_tiles < tiles * (at_once // least):  # too few for blocks that go through tiles
             continue
+        fewest_blocks, fewest_tiles = numbers.held_over_the_grid
+        better_again = (
+            may_read_again and least >= fewest_blocks and at_once // least < all_tiles < fewest_tiles
+        )
+        if better_again and not asked:
+            continue  # blocks wait for one another for longer than it takes to read rows again
         ctas = _share_of_the_grid(question, least, all_tiles, at_once)
         part = _part(problem, ctas, block // lanes, vector)
         plan = _tiling(question, lanes, ctas, "split", block, part, IN_REGISTERS, vector)
@@ -383,6 +417,81 @@ def _share_of_the_grid(question: Question, least: int, tiles: int, at_once: int)
     """Return how many of the blocks that run at once share a tile: `least`, and more where some would be left over."""
     groups = max(1, min(tiles, at_once // least))
     return max(least, min(at_once // groups, question.problem.cols // question.rules.apart.least_part))
+
+
+def _again_over_the_grid(question: Question, *, asked: bool) -> Iterator[Plan]:
+    """Give plans of rows that wait nowhere, of which blocks of the whole grid read parts, and meet in memory.
+
+    asked: also where they are not said to be better.
+    """
+    problem, numbers = question.problem, question.rules.apart
+    most_vector, usual, fewer, most_elements = numbers.again_over_the_grid[problem.load_bytes]
+    if problem.rounds:
+        most_vector = min(most_vector, question.rules.rounds.apart_vector)
+    vector = min(problem.vector, most_vector)
+    lanes, blocks = _stretch(question, vector)
+    tiles = math.ceil(problem.rows / (lanes * vector))
+    ctas = _share_that_fills(question, tiles) if asked or _leave_idle(question) else 0
+    ctas = ctas or (_share_of_the_grid(question, 1, tiles, question.limits.sm_count) if asked else 0)
+    if not ctas:
+        return
+    for block in blocks:
+        wanted = (usual if block <= numbers.stretches[0] else fewer) * REGISTER_BYTES // problem.compute_bytes
+        elements = min(most_elements, _elements(question, wanted, vector))
+        for each in {max(1, elements >> power): None for power in range(MORE_IF_SPILLED + 1)}:
+            plan = _tiling(question, lanes, ctas, "split", block, each, NOWHERE, vector)
+            yield replace(plan, variant="split", min_blocks=1)
+
+
+def _share_that_fills(question: Question, tiles: int) -> int:
+    """Return how many blocks of the grid share a tile, so that few are left over; 0 if too many are.
+
+    Groups of blocks go through one tile each, or through several.
+    """
+    sms, parts = question.limits.sm_count, question.problem.cols // question.rules.apart.least_part
+    least = question.rules.apart.filled * min(sms, tiles * parts)
+    for turns in range(1, question.rules.apart.most_turns + 1):
+        ctas = _share_of_the_grid(question, 1, math.ceil(tiles / turns), sms)
+        if ctas > 1 and tiles * ctas >= turns * least:
+            return ctas
+    return 0
+
+
+def _leave_idle(question: Question) -> bool:
+    """Say whether clusters that read rows again would leave multiprocessors idle, for longer than the grid meets."""
+    problem, numbers = question.problem, question.rules.apart
+    fewest_read, least_bytes, blocks_read, fewest_stored, blocks_stored = numbers.left_idle
+    tiles = math.ceil(problem.rows / (_lanes(question, numbers.loops[1]) * _vector(question)))
+    blocks = tiles * question.max_ctas / question.limits.sm_count
+    if problem.output_bytes or problem.rounds:
+        return problem.cols >= fewest_stored and blocks < blocks_stored
+    long = problem.cols >= fewest_read and problem.rows * problem.cols * problem.load_bytes >= least_bytes
+    return long and blocks < blocks_read
+
+
+def _stretch(question: Question, vector: int) -> tuple[int, Sequence[int]]:
+    """Return how many threads lie side by side, and how many a block has that accesses whole stretches of memory.
+
+    All rows that are neighbours are a block's, or an even share of them. Each of its accesses to them begins at a line,
+    or at a sector, if a block has so many threads. The last number is for devices with less shared memory.
+    """
+    problem, (usual, enough, most, most_lanes) = question.problem, question.rules.apart.stretches
+    neighbours = max(1, problem.across // vector)
+    if problem.rounds:  # warps go through as many rounds as their rows ask for
+        return power_of_two_to(min(neighbours, WARP)), (usual,)
+    lanes = math.ceil(neighbours / math.ceil(neighbours / most_lanes))
+    if lanes <= WARP and is_power_of_two(lanes):
+        return lanes, (usual,)
+    width, fewest = lanes * vector * problem.load_bytes, usual // lanes * lanes
+    threads = fewest
+    for size in (LINE_BYTES, SECTOR_BYTES):
+        unit = size // math.gcd(size, width) * lanes
+        if unit <= most:
+            threads = usual // unit * unit
+            threads = threads if threads >= enough else most // unit * unit
+            break
+    blocks = (math.ceil(each / WARP) * WARP for each in (threads, fewest))
+    return lanes, tuple(dict.fromkeys(blocks))
 
 
 # what a row of `measured` or `over_the_grid` is for, by its last number
