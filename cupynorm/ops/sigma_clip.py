@@ -13,7 +13,7 @@ from cupynorm.host import statistics
 from cupynorm.invoke import statistic_calls
 from cupynorm.invoke.step_calls import Implementation
 from cupynorm.invoke.steps import Steps
-from cupynorm.lower.statistics import CLIP_ON_CHIP, PROGRESS, clip_on_chip_spec, clip_pass_spec
+from cupynorm.lower.statistics import CLIP_ON_CHIP, PROGRESS, SPARE_STEPS, clip_on_chip_spec, clip_pass_spec
 from cupynorm.plan.config import BYTE_BITS, Plan
 
 if TYPE_CHECKING:
@@ -172,8 +172,9 @@ def _add_clip_passes(steps: Steps, call: StatisticCall, x: View, stats: tuple[in
     messages = steps.messages(x.shape, call.axes)
     rooms = [steps.room(f"progress {at}", (*rows, PROGRESS)) for at in range(2)]
     common = (x, call.axes, call.mask, limits, call.compute)
-    # of each round the statistics, a step for each bit of a number, and the element above the middle
-    passes = int(limits[2]) * (1 if not median else 2 + BYTE_BITS * call.compute.itemsize)
+    # of each round the statistics, and the steps of a search; kernels that nothing is left to do for end at once
+    steps_of_round = BYTE_BITS * call.compute.itemsize + SPARE_STEPS if median else 0
+    passes = int(limits[2]) * (1 + steps_of_round)
     before: View | None = None
     for at in range(passes):
         after = rooms[at % 2]

@@ -269,23 +269,12 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   if constexpr (Op::kRounds) {
     static_assert(!Store::kScales, "scales meet in the same places");
     int exchange = 1;  // counts the reductions
-    auto summarize = [&](const typename Op::Progress (&progress)[kVector], typename Op::State (&own)[kVector]) {
-      bool settled = true;
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) settled &= Op::settled(own[v], progress[v]);
-      if (!any_lane(!settled)) return;
-      constexpr Predicate<kPart> kAllOfPart = {kPart, false};
-      if constexpr (kHolds && !kPacked) {
-#pragma unroll
-        for (int v = 0; v < kVector; ++v) own[v] = Op::summarize_again(x[v], kAllOfPart, progress[v]);
-        return;
-      }
+    // Calls add(v, x) for each part of what the thread has of row v, brought back, what a mask drops as padding.
+    auto each_kept = [&](auto&& add) {
       if constexpr (kPacked) {  // or their elements would take registers from one round to the next
 #pragma unroll
         for (int j = 0; j < kElements; ++j) loaded[j].make_opaque();
       }
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) own[v] = Op::identity();
       each_part([&](int from, Index at) {
         bring(from, at);
 #pragma unroll
@@ -297,17 +286,52 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
             const bool kept = there && (!Load::kDrops || (keeps >> (j * kVector + v) & 1));
             held[j] = kept ? x[v][j] : Op::padding();
           }
-          own[v] = Op::template merge<false>(own[v], Op::summarize_again(held, kAllOfPart, progress[v]));
+          add(v, held);
         }
+      });
+    };
+    auto summarize = [&](const typename Op::Progress (&progress)[kVector], typename Op::State (&own)[kVector]) {
+      bool settled = true;
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) settled &= Op::settled(own[v], progress[v]);
+      if (!any_lane(!settled)) return;
+      constexpr Predicate<kPart> kAllOfPart = {kPart, false};
+      if constexpr (kHolds && !kPacked) {
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) own[v] = Op::summarize_again(x[v], kAllOfPart, progress[v]);
+        return;
+      }
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) own[v] = Op::identity();
+      each_kept([&](int v, Element (&held)[kPart]) {
+        own[v] = Op::template merge<false>(own[v], Op::summarize_again(held, kAllOfPart, progress[v]));
       });
     };
     auto reduce = [&](typename Op::State (&states)[kVector]) {
       reduce_apart<Op, Shape>(states, pivot, places, part, exchange++);
     };
+    auto step = [&](const typename Op::Progress (&progress)[kVector], auto& found) {
+      if constexpr (Op::kSearches) {
+        using Search = typename Op::Search;
+        if constexpr (kHolds && !kPacked) {
+#pragma unroll
+          for (int v = 0; v < kVector; ++v) found[v] = Op::summarize_step(x[v], progress[v]);
+        } else {
+#pragma unroll
+          for (int v = 0; v < kVector; ++v) found[v] = Search::identity();
+          each_kept([&](int v, Element (&held)[kPart]) {
+            Op::leave(held, progress[v]);
+            found[v] = Search::template merge<false>(found[v], Op::summarize_step(held, progress[v]));
+          });
+        }
+        const ReductionPlaces<Search, Shape, true, Op> step_places = {places.place, mbarriers, meeting};
+        reduce_apart<Search, Shape>(found, pivot, step_places, part, exchange++);
+      }
+    };
 #pragma unroll
     for (int v = 0; v < kVector; ++v) total[v] = here ? total[v] : Op::identity();  // no row has no further round
     // those who share rows have all rows of a warp
-    go_through_rounds<Op, kVector>(a.op, mine, total, summarize, reduce, [](bool more) { return any_lane(more); });
+    go_through_rounds<Op, kVector>(a.op, mine, total, summarize, reduce, step, any_next<Op>);
   }
   const bool saves = here && part == 0 && int(threadIdx.x) < kLanes;
   typename Op::Row whole[kVector];
@@ -406,6 +430,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_across(const __grid_constant__ Arguments<Op, Load, Store> a) {
   __shared__ Mbarrier mbarriers[4];
   begin_together<Shape>(mbarriers);
+  if (has_ended(a.op, a.rows)) return;
   if constexpr (are_whole<Op, Load, Store, Shape>()) {
     HeldRows<Load, Shape> loaded;
     go_through_tiles<Op, Shape>(a.store, a.rows, [&](const TilePart& at, GridMeeting* meeting) {
