@@ -97,6 +97,8 @@
 //   summarize_step(x[N], progress)
 //                                What the next step finds of x. x stays as it is: as summarize or summarize_again has
 //                                left it.
+//   summarize_all_steps(x[N], progress)
+//                                What the last step finds, given all elements of the row.
 //   leave(x[N], progress)        Makes that of elements as they were, where they did not wait so.
 //   step(progress, found)        What is next, given what the last step has found of the row; of a row that has no
 //                                step to go, too, as those have others that share its warp.

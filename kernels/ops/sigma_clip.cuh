@@ -45,6 +45,23 @@ struct Clipped {
   T least, most;
 };
 
+// Puts numbers in order: Batcher's merge sort by exchanges of the odd and the even ones (Knuth, volume 3, 5.2.2, M). All
+// that it does not take for what is asked for afterwards, the compiler leaves out.
+template <int kMerged = 1, int kApart = 1, typename T, int N>
+inline void sort(T (&x)[N]) {
+#pragma unroll
+  for (int i = kApart % kMerged; i + kApart < N; ++i) {
+    const bool first = (i - kApart % kMerged) % (2 * kApart) < kApart,
+        together = i / (2 * kMerged) == (i + kApart) / (2 * kMerged);
+    if (first && together) {
+      const T less = smaller(x[i], x[i + kApart]);
+      x[i + kApart] = larger(x[i], x[i + kApart]), x[i] = less;
+    }
+  }
+  if constexpr (kApart > 1) sort<kMerged, kApart / 2>(x);
+  else if constexpr (2 * kMerged < N) sort<2 * kMerged, 2 * kMerged>(x);
+}
+
 // What a step of a search finds: how many elements are up to a number, the largest of these, the least of the others.
 template <typename T>
 struct UpTo : RowOp {
@@ -60,6 +77,23 @@ struct UpTo : RowOp {
 #pragma unroll
     for (int i = 0; i < N; ++i) count_up_to(x[i], to, count, most, least);
     return {unsigned(count), most, least};
+  }
+  // What the last step of a search for the middle of `count` elements finds; all others are nan. In place of these there
+  // are as many -inf as inf, or one less: so the middle ones lie where they would if all counted.
+  template <int N>
+  static State of_middle(const T (&x)[N], T count) {
+    T sorted[N], other = infinity<T>();
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const bool counts = x[i] == x[i];
+      sorted[i] = counts ? x[i] : other;
+      other = counts ? other : -other;
+    }
+    sort(sorted);
+    const unsigned half = (unsigned(count) + 1) / 2;
+    if constexpr (N == 1) return {half, sorted[0], sorted[0]};
+    else if constexpr (N % 2 == 0) return {half, sorted[N / 2 - 1], sorted[N / 2]};
+    else return {half, unsigned(count) % 2 ? sorted[N / 2] : sorted[N / 2 - 1], sorted[N / 2]};
   }
   template <bool kEqual>
   static State merge(State a, State b) {
@@ -275,6 +309,10 @@ struct ClipOnChip : OfClipped<ClipOnChip<T, kMedian>, T, kMedian, 0> {
   template <int N>
   static Found summarize_step(const T (&x)[N], const Progress& p) {
     return Search::of(x, p.to);
+  }
+  template <int N>
+  static Found summarize_all_steps(const T (&x)[N], const Progress& p) {
+    return Search::of_middle(x, p.count);
   }
 
   // Bounds lie where those of elements do.

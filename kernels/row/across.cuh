@@ -63,7 +63,9 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   static_assert(!Shape::kFull || kHolds, "elsewhere the last round may be shorter");
   // Rows of 16 bits wait in registers as they were loaded, where the steps to what the op is given are few: so twice as
   // many have room. Their elements are then computed kPart at a time, once more for the results.
-  constexpr bool kPacked = kHolds && Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2 && !Store::kScales;
+  // Further rounds look at them again and again: so not where they have room as numbers.
+  constexpr bool kPacked = kHolds && Load::kWaitsAsLoaded && sizeof(typename Load::Type) == 2 && !Store::kScales
+      && !(Op::kRounds && kVector * kElements <= 64);
   // addresses take an instruction or two
   constexpr bool kInSteps = kHolds && are_in_steps<Op, Load, Store>() && Load::kAlone;
   constexpr bool kMany = kVector * kElements > 64;  // of them, which leave few registers to anything else
@@ -269,7 +271,8 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   if constexpr (Op::kRounds) {
     static_assert(!Store::kScales, "scales meet in the same places");
     int exchange = 1;  // counts the reductions
-    // Calls add(v, x) for each part of what the thread has of row v, brought back, what a mask drops as padding.
+    // Calls add(v, x, from) for each part of what the thread has of row v, from its element `from` on, brought back, what
+    // a mask drops as padding.
     auto each_kept = [&](auto&& add) {
       if constexpr (kPacked) {  // or their elements would take registers from one round to the next
 #pragma unroll
@@ -286,7 +289,7 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
             const bool kept = there && (!Load::kDrops || (keeps >> (j * kVector + v) & 1));
             held[j] = kept ? x[v][j] : Op::padding();
           }
-          add(v, held);
+          add(v, held, from);
         }
       });
     };
@@ -300,26 +303,37 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
 #pragma unroll
         for (int v = 0; v < kVector; ++v) own[v] = Op::summarize_again(x[v], kAllOfPart, progress[v]);
         return;
-      }
+      } else {
 #pragma unroll
       for (int v = 0; v < kVector; ++v) own[v] = Op::identity();
-      each_kept([&](int v, Element (&held)[kPart]) {
+      each_kept([&](int v, Element (&held)[kPart], int) {
         own[v] = Op::template merge<false>(own[v], Op::summarize_again(held, kAllOfPart, progress[v]));
       });
+      }
     };
     auto reduce = [&](typename Op::State (&states)[kVector]) {
       reduce_apart<Op, Shape>(states, pivot, places, part, exchange++);
     };
-    auto step = [&](const typename Op::Progress (&progress)[kVector], auto& found) {
+    using Search = typename SearchOf<Op>::Type;
+    auto step = [&](const typename Op::Progress (&progress)[kVector], typename Search::State (&found)[kVector]) {
       if constexpr (Op::kSearches) {
-        using Search = typename Op::Search;
-        if constexpr (kHolds && !kPacked) {
+        if constexpr (kHolds && kDown == 1 && Shape::kCtasPerRow == 1) {
+          Element all[kVector][kElements];
+          each_kept([&](int v, Element (&held)[kPart], int from) {
+            if constexpr (kPacked) Op::leave(held, progress[v]);
+#pragma unroll
+            for (int j = 0; j < kPart; ++j) all[v][from + j] = held[j];
+          });
+#pragma unroll
+          for (int v = 0; v < kVector; ++v) found[v] = Op::summarize_all_steps(all[v], progress[v]);
+          return;
+        } else if constexpr (kHolds && !kPacked) {
 #pragma unroll
           for (int v = 0; v < kVector; ++v) found[v] = Op::summarize_step(x[v], progress[v]);
         } else {
 #pragma unroll
           for (int v = 0; v < kVector; ++v) found[v] = Search::identity();
-          each_kept([&](int v, Element (&held)[kPart]) {
+          each_kept([&](int v, Element (&held)[kPart], int) {
             Op::leave(held, progress[v]);
             found[v] = Search::template merge<false>(found[v], Op::summarize_step(held, progress[v]));
           });

@@ -313,9 +313,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         if constexpr (kWarps > 1) reduce_warps<Op, false, kSlots>(states, pivot, slots[slot_set], 0, warp);
         slot_set ^= 1;
       };
-      auto step = [&](const typename Op::Progress (&progress)[1], auto& found) {
+      using Search = typename SearchOf<Op>::Type;
+      auto step = [&](const typename Op::Progress (&progress)[1], typename Search::State (&found)[1]) {
         if constexpr (Op::kSearches) {
-          using Search = typename Op::Search;
           typename Search::State all = Search::identity();
           each_waiting([&](auto& x) {
             Op::leave(x, progress[0]);

@@ -267,7 +267,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
           reduce_blocks<Op, false>(states[0], rows.pivot[0], round_mailboxes[exchange % 2], part, exchange / 2 % 2);
         ++exchange;
       };
-      auto step = [&](const typename Op::Progress (&progress)[kRows], auto& found) {
+      auto step = [&](const typename Op::Progress (&progress)[kRows], typename Search::State (&found)[kRows]) {
         if constexpr (kSearches) {
 #pragma unroll
           for (int r = 0; r < kRows; ++r)
