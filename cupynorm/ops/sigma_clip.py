@@ -83,8 +83,8 @@ def sigma_clip(
     nan and infinities never count, and are nan in the result. Bounds never widen from round to round, so that what is
     kept is what lies between the last ones, these included. In a row of which nothing counts bounds, mean and std are
     nan. Rounds end when nothing was left out. On a device a row is read once where the chip holds it; longer rows, of
-    hundreds of thousands of elements, are read by a kernel for each round, and for each of up to 32 steps (64 in
-    float64) of a search for a median.
+    hundreds of thousands of elements, are read by a kernel for each round, and for each of up to 40 steps (72 in
+    float64) of a search for a median; kernels for which nothing is left to do read nothing.
 
     On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
     its stream, nobody else may write to `out` or read from it.

@@ -19,7 +19,7 @@ from cupynorm.plan.limits import RECORDED
 from cupynorm.tools.testing import TOLERANCES
 from tests.gradient_calls import WIDTHS
 from tests.simulator import simulated
-from tests.statistic_calls import KINDS, OPS, assert_near, has, of_kind
+from tests.statistic_calls import KINDS, OPS, assert_medians, assert_near, hard_rows, has, of_kind
 
 __all__ = ["simulated"]  # a fixture
 
@@ -435,6 +435,34 @@ def test_a_median_is_that_of_numpy(count: int, simulated: Any) -> None:
     assert (np.abs(high.get() - (middle + std)) <= off)[narrow].all()
     alone = sigma_clip(simulated.cupy.asarray(x), 0, 1, centre="median", return_bounds=True)[1].get()
     np.testing.assert_array_equal(alone[narrow], middle[narrow].astype(np.float32))
+
+
+@pytest.mark.parametrize(
+    ("plan", "cols", "dtype"),
+    [
+        ("warp", 61, "float32"),
+        ("warp", 128, "float64"),
+        ("block", 1024, "float32"),
+        ("cluster", 4096, "float32"),
+        ("shared", 1001, "float32"),
+        ("uncached", 300, "float32"),
+        ("uncached", 40, "float64"),
+    ],
+)
+def test_medians_of_hard_rows(plan: str, cols: int, dtype: str, simulated: Any) -> None:
+    assert_medians(simulated.cupy, hard_rows(cols, dtype), plan, -1)
+
+
+@pytest.mark.parametrize("cols", [1, 2, 5, 16, 31, 60])
+def test_medians_of_hard_columns(cols: int, simulated: Any) -> None:
+    """Short columns, of which a thread has all elements and sorts them, and some that two threads share."""
+    x = np.tile(hard_rows(cols).T, (1, 4))[:, :64]
+
+    assert_medians(simulated.cupy, x, None, 0)
+    if cols > 2:
+        x = (normal(cols, 64) * 20 + 100).clip(0).astype("uint16")
+        x[cols // 2, ::3] = 4000
+        same_clipped(simulated.cupy, x, axis=0, centre="median", sigma=1.9)
 
 
 def test_rows_that_no_chip_holds_are_read_in_each_round() -> None:

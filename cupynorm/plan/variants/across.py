@@ -279,7 +279,9 @@ def _for_rounds(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
         if block > WARP and tiles * shared < question.limits.sm_count:
             continue  # so few rows that others of the tilings take more blocks
         part = math.ceil(math.ceil(problem.cols / shared) / (block // lanes))
-        yield replace(_tiling(question, lanes, shared, "block", block, part, IN_REGISTERS, vector), min_blocks=blocks)
+        yield replace(
+            _tiling(question, lanes, shared, "block", block, part, IN_REGISTERS, vector), min_blocks=blocks
+        )
 
 
 def _over_the_grid(question: Question, *, asked: bool) -> Iterator[Plan]:
