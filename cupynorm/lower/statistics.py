@@ -139,7 +139,7 @@ def clip_on_chip_spec(
 
 @functools.cache
 def _within(*, and_to: bool) -> Expression:
-    """Return x, or nan where it is not from `low` to `high`; and_to: `to`, too. Of x, these, nan and, with and_to, `to`."""
+    """Return x, or nan where it is not from `low` to `high`, and with and_to `to`; of x, these, nan and `to`."""
 
     def of(x: Any, low: Any, high: Any, nan: Any, *to: Any) -> Any:
         kept = np.where(x >= low, np.where(x <= high, x, nan), nan)

@@ -45,8 +45,8 @@ struct Clipped {
   T least, most;
 };
 
-// Puts numbers in order: Batcher's merge sort by exchanges of the odd and the even ones (Knuth, volume 3, 5.2.2, M). All
-// that it does not take for what is asked for afterwards, the compiler leaves out.
+// Puts numbers in order: Batcher's merge sort by exchanges of the odd and the even ones (Knuth, volume 3, 5.2.2, M).
+// Exchanges that nothing depends on which is used afterwards are left out by the compiler.
 template <int kMerged = 1, int kApart = 1, typename T, int N>
 inline void sort(T (&x)[N]) {
 #pragma unroll
@@ -78,8 +78,8 @@ struct UpTo : RowOp {
     for (int i = 0; i < N; ++i) count_up_to(x[i], to, count, most, least);
     return {unsigned(count), most, least};
   }
-  // What the last step of a search for the middle of `count` elements finds; all others are nan. In place of these there
-  // are as many -inf as inf, or one less: so the middle ones lie where they would if all counted.
+  // What the last step of a search for the middle of `count` elements finds; all others are nan. In place of these
+  // there are as many -inf as inf, or one less: so the middle ones lie where they would if all counted.
   template <int N>
   static State of_middle(const T (&x)[N], T count) {
     T sorted[N], other = infinity<T>();

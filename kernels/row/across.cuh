@@ -271,8 +271,8 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   if constexpr (Op::kRounds) {
     static_assert(!Store::kScales, "scales meet in the same places");
     int exchange = 1;  // counts the reductions
-    // Calls add(v, x, from) for each part of what the thread has of row v, from its element `from` on, brought back, what
-    // a mask drops as padding.
+    // Calls add(v, x, from) for each part of what the thread has of row v, from its element `from` on, brought back;
+    // what a mask drops is padding.
     auto each_kept = [&](auto&& add) {
       if constexpr (kPacked) {  // or their elements would take registers from one round to the next
 #pragma unroll

@@ -8,8 +8,8 @@ namespace cupynorm {
 // Goes through the rounds of kCount rows behind the first one, which found `total`; leaves there what `finish` takes.
 // own: the States of what this thread, its lanes or its warp hold of the rows, before they met with others'.
 // summarize(progress, own): finds those of the next round; nothing is asked of rows that are through. reduce(total):
-// makes them the rows' own. step(progress, found): finds what the next step finds of whole rows. any(next): what is next
-// for those who meet in reduce, as any_next says it.
+// makes them the rows' own. step(progress, found): finds what the next step finds of whole rows. any(next): what is
+// next for those who meet in reduce, as any_next says it.
 template <class Op, int kCount, class Summarize, class Reduce, class Step, class Any>
 inline void go_through_rounds(const Op& op, typename Op::State (&own)[kCount], typename Op::State (&total)[kCount],
     const Summarize& summarize, const Reduce& reduce, const Step& step, const Any& any) {

@@ -228,7 +228,8 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     problem = question.problem
     if problem.rounds:
         yield from _for_rounds(question, ctas)
-    if problem.epilogue_operands or problem.has_scales or problem.rounds:
+        return
+    if problem.epilogue_operands or problem.has_scales:
         return
     kinds, measured = _kinds(problem), question.rules.apart.measured
     for size, fewest, most, vector, block, width, most_ctas, blocks, whole, kind in measured:
