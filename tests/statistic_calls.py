@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 
-from cupynorm import moments, normalize, rescale, standardize
+from cupynorm import moments, normalize, rescale, sigma_clip, standardize
 
 ROWS = 6
 OPS: dict[str, tuple[Callable[..., Any], dict[str, Any]]] = {
@@ -65,3 +65,46 @@ def assert_near(found: Any, expected: Any, dtype: str, what: Any = "") -> None:
             4 * tolerance,
             err_msg=f"{what}, result {place}",
         )
+
+
+def hard_rows(count: int, dtype: str = "float32") -> Any:
+    """Return rows, of which some elements count, that make a search for a median slow, or end it at once."""
+    at, random = np.arange(count), np.random.default_rng(count)
+    powers = np.ldexp(1.0, (at * 118 // max(1, count - 1)) - 60)  # whose squares float32 holds
+    rows = [
+        np.full(count, 3.0),
+        np.where(at % 3 == 0, -1.0, 2.0),
+        np.where(at == 0, 1e18, random.normal(size=count)),
+        powers,
+        -powers,
+        np.where(at % 2, powers, -powers),
+        at - 0.4 * count,
+        at[::-1] * 1e-3,
+        1e7 + random.integers(0, 4, count),
+        np.where(at < count // 2, -0.0, 0.0),
+        random.integers(-2, 3, count) * 1e-20,
+        np.exp(random.normal(size=count) * 9),
+        random.integers(-3, 4, count) * 1e-40,  # subnormal in float32
+        np.where(at % 5 == 0, np.nan, np.where(at % 7 == 0, np.inf, random.normal(size=count))),
+        np.where(at < 1, 5.0, np.nan),
+        np.where(at < 2, at + 5.0, -np.inf),
+        np.where(at < 3, 5.0 - at, np.nan),
+        np.full(count, np.nan),
+    ]
+    sorted_rows = np.array(rows).astype(dtype)
+    return np.concatenate((sorted_rows, random.permuted(sorted_rows, axis=1)))
+
+
+def assert_medians(cupy: Any, x: Any, plan: str | None, axis: int) -> None:
+    """Compare both bounds that sigma=0 leaves with the middle element, or half of each of two; subnormal may be 0."""
+    found = sigma_clip(cupy.asarray(x), 0, 1, axis, centre="median", plan=plan, return_bounds=True)
+    rows = np.moveaxis(x, axis, -1)
+    expected, half = np.full(rows.shape[:-1], np.nan, x.dtype), x.dtype.type(0.5)
+    for row in np.ndindex(expected.shape):
+        some = np.sort(rows[row][np.isfinite(rows[row])])
+        if some.size % 2:
+            expected[row] = some[some.size // 2]
+        elif some.size:
+            expected[row] = half * some[some.size // 2 - 1] + half * some[some.size // 2]
+    for bound in found[1:]:
+        np.testing.assert_allclose(bound.get(), expected, rtol=0, atol=np.finfo(np.float32).tiny)

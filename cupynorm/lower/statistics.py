@@ -59,9 +59,10 @@ CLIP_PASS = RowOp(
     numbers=CLIP_ON_CHIP.numbers,
 )
 # The numbers of a row between two passes, and the places of those that the next one needs: ClipProgress in
-# kernels/ops/sigma_clip.cuh.
-PROGRESS = 14
-PROGRESS_LOW, PROGRESS_HIGH, PROGRESS_TO, PROGRESS_ABOVE = range(4)
+# kernels/ops/sigma_clip.cuh. And how many steps a search for a median may take beyond one for each bit of a number.
+PROGRESS = 17
+PROGRESS_LOW, PROGRESS_HIGH, PROGRESS_TO = range(3)
+SPARE_STEPS = 8
 # Template arguments of Moments: two of them, of all elements; and of whole numbers of 8 bits, which add up exactly
 # (kAllCount and kBytesCount in kernels/ops/keeping.cuh).
 TWO_MOMENTS, TWO_MOMENTS_OF_BYTES = (0, 2), (-1, 2)
@@ -137,13 +138,14 @@ def clip_on_chip_spec(
 
 
 @functools.cache
-def _within() -> Expression:
-    """Return x, or nan where it is not from `low` to `high` and above `above`; of x, these and nan."""
+def _within(*, and_to: bool) -> Expression:
+    """Return x, or nan where it is not from `low` to `high`, and with and_to `to`; of x, these, nan and `to`."""
 
-    def of(x: Any, low: Any, high: Any, above: Any, nan: Any) -> Any:
-        return np.where(x > above, np.where(x >= low, np.where(x <= high, x, nan), nan), nan)
+    def of(x: Any, low: Any, high: Any, nan: Any, *to: Any) -> Any:
+        kept = np.where(x >= low, np.where(x <= high, x, nan), nan)
+        return (kept, *to) if to else kept
 
-    return traced(of, 5)
+    return traced(of, 4 + and_to)
 
 
 def clip_pass_spec(
@@ -165,18 +167,20 @@ def clip_pass_spec(
     CLIP_PASS's statistics.
     """
     most = float(np.finfo(compute).max)
-    operands: tuple[Any, ...] = (-most, most, -np.inf)
+    searches = median and y is None
+    bounds: tuple[Any, ...] = (-most, most, np.inf)
     if before is not None:
-        places = (PROGRESS_LOW, PROGRESS_TO if y is None else PROGRESS_HIGH, PROGRESS_ABOVE)
+        places = (PROGRESS_LOW, PROGRESS_HIGH, PROGRESS_TO)
         strides = before.strides[:-1] + (0,) * axes
-        operands = tuple(
+        bounds = tuple(
             View(before.pointer + place * compute.itemsize, x.shape, strides, compute) for place in places
         )
-        if y is not None:
-            operands = (*operands[:2], -np.inf)
     what = Around(() if y is None else (y,), room=room)
     if mask is not None:
         what = masked(what, mask)
-    what = what._replace(load=_within(), load_operands=(*operands, float("nan")))
-    op = replace(CLIP_PASS, options=(int(median),), registers=OF_MASK * (mask is not None))
+    operands = (*bounds[:2], float("nan"), *bounds[2:][:searches])
+    what = what._replace(load=_within(and_to=searches), load_operands=operands)
+    op = replace(
+        CLIP_PASS, options=(int(searches),), fields=1 + searches, registers=OF_MASK * (mask is not None)
+    )
     return fused_spec(op, x, axes, {}, stats, numbers, compute, what)

@@ -13,7 +13,7 @@ from cupynorm.host import statistics
 from cupynorm.invoke import statistic_calls
 from cupynorm.invoke.step_calls import Implementation
 from cupynorm.invoke.steps import Steps
-from cupynorm.lower.statistics import CLIP_ON_CHIP, PROGRESS, clip_on_chip_spec, clip_pass_spec
+from cupynorm.lower.statistics import CLIP_ON_CHIP, PROGRESS, SPARE_STEPS, clip_on_chip_spec, clip_pass_spec
 from cupynorm.plan.config import BYTE_BITS, Plan
 
 if TYPE_CHECKING:
@@ -83,8 +83,8 @@ def sigma_clip(
     nan and infinities never count, and are nan in the result. Bounds never widen from round to round, so that what is
     kept is what lies between the last ones, these included. In a row of which nothing counts bounds, mean and std are
     nan. Rounds end when nothing was left out. On a device a row is read once where the chip holds it; longer rows, of
-    hundreds of thousands of elements, are read by a kernel for each round, and for each of up to 32 steps (64 in
-    float64) of a search for a median.
+    hundreds of thousands of elements, are read by a kernel for each round, and for each of up to 40 steps (72 in
+    float64) of a search for a median; kernels for which nothing is left to do read nothing.
 
     On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
     its stream, nobody else may write to `out` or read from it.
@@ -172,8 +172,9 @@ def _add_clip_passes(steps: Steps, call: StatisticCall, x: View, stats: tuple[in
     messages = steps.messages(x.shape, call.axes)
     rooms = [steps.room(f"progress {at}", (*rows, PROGRESS)) for at in range(2)]
     common = (x, call.axes, call.mask, limits, call.compute)
-    # of each round the statistics, a step for each bit of a number, and the element above the middle
-    passes = int(limits[2]) * (1 if not median else 2 + BYTE_BITS * call.compute.itemsize)
+    # of each round the statistics, and the steps of a search; kernels that nothing is left to do for end at once
+    steps_of_round = BYTE_BITS * call.compute.itemsize + SPARE_STEPS if median else 0
+    passes = int(limits[2]) * (1 + steps_of_round)
     before: View | None = None
     for at in range(passes):
         after = rooms[at % 2]

@@ -38,7 +38,8 @@ MAX_CACHED_COLS = 2**31 - 1  # row_cached counts columns in 32 bits
 MAX_CACHED_VECTORS = 4  # that a thread of row_cached loads at a time
 MAX_ROWS_SIDE_BY_SIDE = 8  # that one block of row_together reads
 FIELDS_SHARED_BYTES = 512  # static ones of States of five doubles (CrossEntropy), beyond STATIC_SHARED_BYTES
-ROUNDS_SHARED_BYTES = 2048  # static ones of States of seven doubles (ClipOnChip), beyond STATIC_SHARED_BYTES
+# static ones of States of seven numbers and of what steps find (ClipOnChip), beyond STATIC_SHARED_BYTES
+ROUNDS_SHARED_BYTES = {4: 1024, 8: 4096}
 SCHEDULERS = 4  # of a multiprocessor: each has registers of its own, so blocks are of whole warps for each
 MIN_REREAD_BLOCK = 128  # threads of row_reread, whose vectors of results have room for a message
 EDGE_VECTORS = (

@@ -69,6 +69,14 @@ inline float finite_or_nan(float x, float& count) {
   return y;
 }
 
+// Counts x if it is no larger than `to`. most: the largest of those that are counted; least: the least of the others.
+// nan leaves all of them as they are.
+inline void count_up_to(float x, float to, float& count, float& most, float& least) {
+  asm("{\n\t.reg .pred p;\n\tsetp.le.ftz.f32 p, %3, %4;\n\t@p add.ftz.f32 %0, %0, 0f3F800000;\n\t"
+      "@p max.ftz.f32 %1, %1, %3;\n\t@!p min.ftz.f32 %2, %2, %3;\n\t}"
+      : "+f"(count), "+f"(most), "+f"(least) : "f"(x), "f"(to));
+}
+
 // The larger number of each half of two words; of a number and nan the number.
 inline unsigned larger_halves(unsigned a, unsigned b) {
 #if __CUDA_ARCH__ >= 800
@@ -102,6 +110,15 @@ inline unsigned largest_of_warp(unsigned x) {
     const unsigned other = __shfl_xor_sync(kAllLanes, x, distance);
     x = x > other ? x : other;
   }
+  return x;
+#endif
+}
+inline unsigned sum_of_warp(unsigned x) {
+#if __CUDA_ARCH__ >= 800
+  return __reduce_add_sync(kAllLanes, x);
+#else
+#pragma unroll
+  for (int distance = 1; distance < kWarp; distance *= 2) x += __shfl_xor_sync(kAllLanes, x, distance);
   return x;
 #endif
 }

@@ -20,6 +20,7 @@ struct Lanes {
     for (int distance = 1; distance < kLanes; distance *= 2) value += __shfl_xor_sync(kAllLanes, value, distance);
     return value;
   }
+  static unsigned sum(unsigned value) { return kLanes == kWarp ? sum_of_warp(value) : sum<unsigned>(value); }
   template <typename T>
   static T first(T value) {
     return __shfl_sync(kAllLanes, value, 0, kLanes);

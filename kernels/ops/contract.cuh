@@ -90,14 +90,35 @@
 //                                and `map` take instead, as `summarize` may.
 //   closed(progress)             What stands for the State of the row when `finish` is called: it looks at nothing
 //                                else.
+//
+// Optional, kSearches, of ops with kRounds: steps of a search before a round, which ask less of the elements and have
+// less to tell. again(progress, total) then says what is next: kRoundNext, kStepNext or 0. Called as the rest is
+//   Search                       An op, as far as State, identity, merge, gather and rebase go.
+//   summarize_step(x[N], progress)
+//                                What the next step finds of x. x stays as it is: as summarize or summarize_again has
+//                                left it.
+//   summarize_all_steps(x[N], progress)
+//                                What the last step finds, given all elements of the row.
+//   leave(x[N], progress)        Makes that of elements as they were, where they did not wait so.
+//   step(progress, found)        What is next, given what the last step has found of the row; of a row that has no
+//                                step to go, too, as those have others that share its warp.
+//
+// Optional, kMayEnd, of ops without kRounds: of one of several kernels, which may have nothing to do. Called by
+// row/rounds.cuh, from row_reread and row_across
+//   ended(row)                   Whether nothing is asked of the row.
+//   hand_on(row)                 What is done then in place of save(), where it is so of all rows.
 #pragma once
 #include <base/math.cuh>
 
 namespace cupynorm {
 
+// What is next for a row, which those combine that go on together.
+constexpr unsigned kRoundNext = 1, kStepNext = 2;
+
 struct RowOp {
   static constexpr bool kHasArguments = false, kHasPivot = false, kOwnNumber = false, kTwoPass = false,
-      kMaskable = false, kExtends = false, kRounds = false, kAddsUp = false, kMapsPadding = false;
+      kMaskable = false, kExtends = false, kRounds = false, kSearches = false, kMayEnd = false,
+      kAddsUp = false, kMapsPadding = false;
 
   template <class State, typename T>
   static State rebase(State s, T, T) {

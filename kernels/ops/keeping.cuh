@@ -80,15 +80,15 @@ struct OfKept : RowOp {
     return false;
   }
 
-  template <int kVector, int N, int kVectors, class Fill>
-  static auto summarize_some(Element (&x)[N], const bool (&some)[kVectors], Fill fill) {
+  template <int kVector, int N, int kVectors, class Fill, class Each>
+  static auto summarize_some(Each (&x)[N], const bool (&some)[kVectors], Fill fill) {
 #pragma unroll
     for (int p = 0; p < kVectors; ++p) {
       if (some[p]) {
         fill(p);
       } else {
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) x[p * kVector + i] = padding();
+        for (int i = 0; i < kVector; ++i) x[p * kVector + i] = Op::padding();
       }
     }
     return Op::summarize(x, Predicate<N>{N, false}, T(0));

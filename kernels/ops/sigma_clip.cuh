@@ -33,6 +33,11 @@ inline double in_order(unsigned long long place) {
   return as_double(unsigned(bits), unsigned(bits >> 32));
 }
 
+inline void count_up_to(double x, double to, double& count, double& most, double& least) {
+  if (x <= to) count += 1, most = larger(most, x);
+  else least = smaller(least, x);
+}
+
 // The state of some elements: the least and the largest of those that count, beside their Deviations.
 template <typename T>
 struct Clipped {
@@ -40,29 +45,93 @@ struct Clipped {
   T least, most;
 };
 
-// What is being found out about a row: statistics of what is kept, the middle element, by bisection of the numbers in
-// their order, or, of an even count, the one above it.
-constexpr int kStatistics = 0, kMiddle = 1, kAboveMiddle = 2, kThrough = 3;
+// Puts numbers in order: Batcher's merge sort by exchanges of the odd and the even ones (Knuth, volume 3, 5.2.2, M).
+// Exchanges that nothing depends on which is used afterwards are left out by the compiler.
+template <int kMerged = 1, int kApart = 1, typename T, int N>
+inline void sort(T (&x)[N]) {
+#pragma unroll
+  for (int i = kApart % kMerged; i + kApart < N; ++i) {
+    const bool first = (i - kApart % kMerged) % (2 * kApart) < kApart,
+        together = i / (2 * kMerged) == (i + kApart) / (2 * kMerged);
+    if (first && together) {
+      const T less = smaller(x[i], x[i + kApart]);
+      x[i + kApart] = larger(x[i], x[i + kApart]), x[i] = less;
+    }
+  }
+  if constexpr (kApart > 1) sort<kMerged, kApart / 2>(x);
+  else if constexpr (2 * kMerged < N) sort<2 * kMerged, 2 * kMerged>(x);
+}
 
-// The numbers of a row, all of one type, because those of ClipPass lie in an array (PROGRESS in
-// cupynorm/lower/statistics.py). The next round looks at what is above `above` from `low` up to `to`.
+// What a step of a search finds: how many elements are up to a number, the largest of these, the least of the others.
+template <typename T>
+struct UpTo : RowOp {
+  using Compute = T;
+  struct State {
+    unsigned count;
+    T most, least;
+  };
+  static State identity() { return {0, -infinity<T>(), infinity<T>()}; }
+  template <int N>
+  static State of(const T (&x)[N], T to) {
+    T count = 0, most = -infinity<T>(), least = infinity<T>();
+#pragma unroll
+    for (int i = 0; i < N; ++i) count_up_to(x[i], to, count, most, least);
+    return {unsigned(count), most, least};
+  }
+  // What the last step of a search for the middle of `count` elements finds; all others are nan. In place of these
+  // there are as many -inf as inf, or one less: so the middle ones lie where they would if all counted.
+  template <int N>
+  static State of_middle(const T (&x)[N], T count) {
+    T sorted[N], other = infinity<T>();
+#pragma unroll
+    for (int i = 0; i < N; ++i) {
+      const bool counts = x[i] == x[i];
+      sorted[i] = counts ? x[i] : other;
+      other = counts ? other : -other;
+    }
+    sort(sorted);
+    const unsigned half = (unsigned(count) + 1) / 2;
+    if constexpr (N == 1) return {half, sorted[0], sorted[0]};
+    else if constexpr (N % 2 == 0) return {half, sorted[N / 2 - 1], sorted[N / 2]};
+    else return {half, unsigned(count) % 2 ? sorted[N / 2] : sorted[N / 2 - 1], sorted[N / 2]};
+  }
+  template <bool kEqual>
+  static State merge(State a, State b) {
+    return {a.count + b.count, larger(a.most, b.most), smaller(a.least, b.least)};
+  }
+  template <class Lanes>
+  static State gather(State s, Lanes lanes) {
+    const auto most = lanes.max(order_of(s.most)), least = lanes.max(order_of(-s.least));
+    return {lanes.sum(s.count), in_order(most), -in_order(least)};
+  }
+};
+
+// What a row waits for: a round, or a step of the search for its median.
+constexpr int kStatistics = 0, kMiddle = 1, kThrough = 2;
+
+// What is known of a row. The numbers are all of one type, because those of ClipPass lie in an array (PROGRESS in
+// cupynorm/lower/statistics.py).
 template <typename T>
 struct ClipProgress {
   T low, high;  // bounds of what is kept
-  T to, above;
-  T mean, std, least, most, count;  // of what is kept
-  T step, round;                    // what is being found out; rounds that are over
-  T first, last;                    // the middle element is one of these, or between them
-  T reached;                        // how many elements are no larger than `last`
+  T to;         // up to where a step looks at it; inf in a round
+  T mean, std, least, most, count, centre;  // of what is kept; the last round's centre
+  T step, round;                    // what is waited for; rounds that are over
+  T first, last;                    // the middle lies between these elements: so many are less than
+  T before, reached;                // the first one, and so many no larger than the last one
+  T slow, taken;                    // steps in a row that have not halved how many these are; steps of this search
 };
 
 // kMedian: the centre is the median, or the mean of the two middle elements. Else the mean.
-template <class Op, typename T, bool kMedian>
+// kMostSteps: of a search, at least as many as a number has bits; 0: it does not matter.
+template <class Op, typename T, bool kMedian, int kMostSteps>
 struct OfClipped : OfKept<Op, T, kNumbersCount> {
   using Compute = T;
   using Base = OfDeviations<OfClipped, T, kNumbersCount, false>;
   using State = Clipped<T>;
   using Progress = ClipProgress<T>;
+  using Search = UpTo<T>;
+  using Found = typename Search::State;
   struct Row {
     T low, high, mean, std;
   };
@@ -125,76 +194,89 @@ struct OfClipped : OfKept<Op, T, kNumbersCount> {
 
   static Progress begin() {
     Progress p = {};
-    p.low = -largest_finite(T()), p.to = p.high = largest_finite(T()), p.above = -infinity<T>();
+    p.low = -largest_finite(T()), p.high = largest_finite(T()), p.to = infinity<T>();
     return p;
   }
 
-  // Takes in the State of a round, and says whether there is another one. of_last: whether statistics of what the last
-  // round leaves are asked for.
-  static bool advance(Progress& p, const State& s, T below, T above, T rounds, bool of_last) {
-    if (p.step == kThrough) return false;
-    if constexpr (kMedian) {
-      if (p.step == kMiddle) {
-        if (s.of.count >= middle(p.count)) {
-          p.last = s.most < p.to ? s.most : p.to, p.reached = s.of.count;
-        } else {
-          p.first = in_order(order_of(p.to) + 1);
-        }
-        return bisect(p, below, above, rounds, of_last);
-      }
-      if (p.step == kAboveMiddle) {
-        const T centre = T(0.5) * p.last + T(0.5) * s.least;
-        return bound(p, centre, below, above, rounds, of_last);
-      }
-    }
+  // Takes in the State of a round, and says what is next: a round, a step or nothing. of_last: whether statistics of
+  // what the last round leaves are asked for.
+  static unsigned advance(Progress& p, const State& s, T below, T above, T rounds, bool of_last) {
+    if (p.step == kThrough) return 0;
     p.mean = Base::mean_of(s.of), p.std = root(Base::variance(s.of, 0));
     p.least = s.least, p.most = s.most, p.count = s.of.count;
     if (p.round == rounds || p.count == 0) {
       if (p.round < rounds) p.low = p.high = not_a_number<T>();
       p.step = kThrough;
-      return false;
+      return 0;
     }
     if constexpr (kMedian) {
-      p.first = p.least, p.last = p.most, p.reached = p.count;
-      return bisect(p, below, above, rounds, of_last);
+      p.first = p.least, p.last = p.most, p.before = 0, p.reached = p.count, p.slow = p.taken = 0;
+      // the first one is near the mean; the others move little
+      if (p.first < p.last) return look_up_to(p, p.round == 0 ? p.mean : p.centre);
     }
-    return bound(p, p.mean, below, above, rounds, of_last);
+    return bound(p, kMedian ? p.first : p.mean, below, above, rounds, of_last);
   }
 
-  // The number of the middle element, from 1 on; of the lower one of two.
-  static T middle(T count) { return T((static_cast<unsigned long long>(count) + 1) / 2); }
-
-  static bool bisect(Progress& p, T below, T above, T rounds, bool of_last) {
-    if (p.first < p.last) {
+  // The search for the median, which is element number place(p), counted from 1, or the mean of those beside. Both ends
+  // of where it may be are elements, so each step leaves out some, however it is chosen: where the number would be if
+  // the elements lay at even distances, or, where that has not halved how many are left, or as many steps are needed as
+  // there may be, in the middle of the numbers in their order. docs/notes/075 counts the steps.
+  static constexpr int kSlow = 2;
+  static bool is_slow(const Progress& p) {
+    if (p.slow >= kSlow) return true;
+    if constexpr (kMostSteps == 0) return false;
+    const auto apart = static_cast<unsigned long long>(order_of(p.last) - order_of(p.first));
+    const int left = kMostSteps - int(p.taken);
+    return left <= 64 && apart >> (left - 1) != 0;
+  }
+  static T place(const Progress& p) { return T(0.5) * p.count + T(0.5); }
+  static unsigned advance(Progress& p, const Found& s, T below, T above, T rounds, bool of_last) {
+    if (p.step != kMiddle) return p.step == kStatistics ? kRoundNext : 0;
+    const T count = T(s.count), away = place(p) - count;
+    bool found = away >= 0 && away <= 1;
+    T centre = away == 0 ? s.most : away == 1 ? s.least : T(0.5) * s.most + T(0.5) * s.least;
+    if (!found) {
+      const T had = p.reached - p.before;
+      if (away < 0) p.last = s.most, p.reached = count;
+      else p.first = s.least, p.before = count;
+      p.slow = T(2) * (p.reached - p.before) <= had ? T(0) : p.slow + 1;
+      p.taken += 1;
+      if (!(p.first < p.last)) found = true, centre = p.first;
+    }
+    if (found) return bound(p, centre, below, above, rounds, of_last);
+    const T share = (place(p) - 1 - p.before) * reciprocal(p.reached - 1 - p.before);
+    return look_up_to(p, is_slow(p) ? not_a_number<T>() : multiply_add(p.last - p.first, share, p.first));
+  }
+  static unsigned look_up_to(Progress& p, T to) {
+    const auto splits = [&] { return to >= p.first && to < p.last; };
+    if (!splits()) {
       const auto from = order_of(p.first);
-      p.step = kMiddle, p.to = in_order(from + (order_of(p.last) - from) / 2);
-      return true;
+      to = in_order(from + (order_of(p.last) - from) / 2), p.slow = 0;
+      if (!splits()) to = larger(p.first, T(-1.17549435e-38f));  // from subnormal numbers, which count as 0
     }
-    const T half = middle(p.count);
-    if (p.count == half + half && p.reached == half) {
-      p.step = kAboveMiddle, p.above = p.last, p.to = p.high;
-      return true;
-    }
-    return bound(p, p.last, below, above, rounds, of_last);
+    p.step = kMiddle, p.to = to;
+    return kStepNext;
   }
 
-  static bool bound(Progress& p, T centre, T below, T above, T rounds, bool of_last) {
+  static unsigned bound(Progress& p, T centre, T below, T above, T rounds, bool of_last) {
     p.low = larger(p.low, centre - below * p.std), p.high = smaller(p.high, centre + above * p.std);
     p.round += 1;
     const bool all = p.least >= p.low && p.most <= p.high;
     p.step = all || (p.round == rounds && !of_last) ? kThrough : kStatistics;
-    p.to = p.high, p.above = -infinity<T>();
-    return p.step == kStatistics;
+    p.to = infinity<T>(), p.centre = centre;
+    return p.step == kStatistics ? kRoundNext : 0;
   }
 };
 
 template <typename T, bool kMedian>
-struct ClipOnChip : OfClipped<ClipOnChip<T, kMedian>, T, kMedian> {
-  using Base = OfClipped<ClipOnChip<T, kMedian>, T, kMedian>;
+struct ClipOnChip : OfClipped<ClipOnChip<T, kMedian>, T, kMedian, 0> {
+  using Base = OfClipped<ClipOnChip<T, kMedian>, T, kMedian, 0>;
   using typename Base::Progress;
   using typename Base::Row;
   using typename Base::State;
-  static constexpr bool kRounds = true;
+  using typename Base::Search;
+  using typename Base::Found;
+  static constexpr bool kRounds = true, kSearches = kMedian;
 
   T* low;  // one per row, or null if nobody asked
   T* high;
@@ -204,35 +286,33 @@ struct ClipOnChip : OfClipped<ClipOnChip<T, kMedian>, T, kMedian> {
   T above;
   T rounds;
 
-  bool again(Progress& p, const State& s) const { return Base::advance(p, s, below, above, rounds, mean || std); }
+  unsigned again(Progress& p, const State& s) const {
+    return Base::advance(p, s, below, above, rounds, mean || std);
+  }
+  unsigned step(Progress& p, const Found& found) const {
+    return Base::advance(p, found, below, above, rounds, mean || std);
+  }
 
   // Bounds only become narrower: of elements that are all within the new ones there is nothing new to know.
-  static bool settled(const State& s, const Progress& p) {
-    return !kMedian && s.least >= p.low && s.most <= p.high;
-  }
+  static bool settled(const State& s, const Progress& p) { return s.least >= p.low && s.most <= p.high; }
 
   template <int N, class Predicate>
   static State summarize_again(T (&x)[N], Predicate, const Progress& p) {
-    if constexpr (kMedian) {
-      if (p.step != kStatistics) return counted<Predicate::kAccumulators>(x, p);
-    }
     return Base::template summarize_if<Predicate::kAccumulators>(
         x, [&](T each, T& count) { return between_or_nan(each, p.low, p.high, count); });
   }
-
-  // How many there are in the interval of a search, the least and the largest of them. x stays as it is.
-  template <int kChains, int N>
-  static State counted(const T (&x)[N], const Progress& p) {
-    T least = infinity<T>(), most = -infinity<T>();
-    int counts[kChains] = {};
+  template <int N>
+  static void leave(T (&x)[N], const Progress& p) {
 #pragma unroll
-    for (int i = 0; i < N; ++i) {
-      const bool here = x[i] >= p.low && x[i] <= p.to && x[i] > p.above;
-      least = here ? smaller(least, x[i]) : least;
-      most = here ? larger(most, x[i]) : most;
-      counts[i % kChains] += here;
-    }
-    return {{T(0), T(0), T(0), T(sum_of(counts))}, least, most};
+    for (int i = 0; i < N; ++i) x[i] = between_or_nan(x[i], p.low, p.high);
+  }
+  template <int N>
+  static Found summarize_step(const T (&x)[N], const Progress& p) {
+    return Search::of(x, p.to);
+  }
+  template <int N>
+  static Found summarize_all_steps(const T (&x)[N], const Progress& p) {
+    return Search::of_middle(x, p.count);
   }
 
   // Bounds lie where those of elements do.
@@ -249,13 +329,17 @@ struct ClipOnChip : OfClipped<ClipOnChip<T, kMedian>, T, kMedian> {
   }
 };
 
-// What is outside of the interval that a round looks at comes as nan.
+// What is not kept comes as nan. kMedian: with each element comes the number up to which it is looked at.
 template <typename T, bool kMedian>
-struct ClipPass : OfClipped<ClipPass<T, kMedian>, T, kMedian> {
-  using Base = OfClipped<ClipPass<T, kMedian>, T, kMedian>;
+struct ClipPass : OfClipped<ClipPass<T, kMedian>, T, kMedian, 8 * sizeof(T) + 8> {
+  using Base = OfClipped<ClipPass<T, kMedian>, T, kMedian, 8 * sizeof(T) + 8>;
+  using typename Base::Found;
   using typename Base::Progress;
+  using Element = typename Conditional<kMedian, Fields<T, 2>, T>::Type;
+  // In a step, only what it looks at is in there, but `least` is the least of the others.
   using typename Base::State;
   using Row = State;
+  static constexpr bool kMayEnd = true;
 
   // One Progress for each row. Before this round, null in the first one; behind it, null in the pass that writes what
   // is kept. The two are not the same array: another block may still read.
@@ -269,31 +353,60 @@ struct ClipPass : OfClipped<ClipPass<T, kMedian>, T, kMedian> {
   T above;
   T rounds;
 
+  static Element padding() {
+    if constexpr (kMedian) return {not_a_number<T>(), infinity<T>()};
+    else return not_a_number<T>();
+  }
   // A thread's elements stay as they are.
   template <int N, class Predicate>
-  static State summarize(T (&x)[N], Predicate valid, T pivot) {
-    T own[N];
+  static State summarize(const Element (&x)[N], Predicate valid, T pivot) {
+    T own[N], above = infinity<T>(), to = infinity<T>();
 #pragma unroll
-    for (int i = 0; i < N; ++i) own[i] = x[i];
-    return Base::summarize(own, valid, pivot);
+    for (int i = 0; i < N; ++i) {
+      if constexpr (kMedian) {
+        const T each = x[i].of[0];
+        const bool looked_at = each <= x[i].of[1];
+        own[i] = looked_at ? each : not_a_number<T>();
+        above = looked_at ? above : smaller(above, each);  // which may be nan
+        to = smaller(to, x[i].of[1]);
+      } else {
+        own[i] = x[i];
+      }
+    }
+    State s = Base::summarize(own, valid, pivot);
+    if (to < infinity<T>()) s.least = above;
+    return s;
   }
 
   template <typename Cols>
   static Row finish(State, State row, Cols, T) {
     return row;
   }
-  static T map(T x, const Row&) { return x; }
-  static T map_raw(T x, const Row&) { return x; }
+  static T map(Element e, const Row&) {
+    if constexpr (kMedian) return e.of[0];
+    else return e;
+  }
+  static T map_raw(Element e, const Row& row) { return map(e, row); }
 
   bool saves() const { return after || low || mean; }
   void save(int64 index, const Row& row) const {
     Progress p = before ? reinterpret_cast<const Progress*>(before)[index] : Base::begin();
     if (after) {
-      Base::advance(p, row, below, above, rounds, false);
+      if (p.step == kMiddle)
+        Base::advance(p, Found{unsigned(row.of.count), row.most, row.least}, below, above, rounds, false);
+      else
+        Base::advance(p, row, below, above, rounds, false);
       reinterpret_cast<Progress*>(after)[index] = p;
     }
     if (low) low[index] = p.low, high[index] = p.high;
     if (mean) mean[index] = Base::Base::mean_of(row.of), std[index] = root(Base::Base::variance(row.of, 0));
+  }
+
+  bool ended(int64 index) const {
+    return before && after && reinterpret_cast<const Progress*>(before)[index].step == kThrough;
+  }
+  void hand_on(int64 index) const {
+    reinterpret_cast<Progress*>(after)[index] = reinterpret_cast<const Progress*>(before)[index];
   }
 };
 

@@ -68,7 +68,9 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
   static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
   static_assert(!Shape::kFull || kHolds, "elsewhere the last round may be shorter");
-  constexpr bool kPacked = kHolds && wait_packed<Op, Load, Shape>() && !Store::kScales;
+  // Further rounds look at elements again and again: those of 16 bits wait as numbers where these have room.
+  constexpr bool kPacked = kHolds && wait_packed<Op, Load, Shape>() && !Store::kScales &&
+      !(Op::kRounds && kVector * kElements <= 64);
   // addresses take an instruction or two
   constexpr bool kInSteps = kHolds && are_in_steps<Op, Load, Store>() && Load::kAlone;
   constexpr bool kMany = kVector * kElements > 64;  // of them, which leave few registers to anything else
@@ -303,6 +305,7 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   };
   // Brings its elements back.
   auto bring = [&](int from, Index at, auto round) {
+    static_cast<void>(round);  // NVRTC 13.0 crashes on such a lambda of nothing but an if constexpr (docs/notes/075)
     if constexpr (!kHolds || kPacked) {
       if constexpr (!kHolds) fetch(at, round);
       take(from, at, round);
@@ -312,23 +315,13 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     static_assert(!Store::kScales, "scales meet in the same places");
     static_assert(Shape::kInWarps || kDown == 1, "warps would go through several numbers of rounds");
     int exchange = 1;  // counts the reductions
-    auto summarize = [&](const typename Op::Progress (&progress)[kVector], typename Op::State (&own)[kVector]) {
-      bool settled = true;
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) settled &= Op::settled(own[v], progress[v]);
-      if (!any_lane(!settled)) return;
-      constexpr Predicate<kPart> kAllOfPart = {kPart, false};
-      if constexpr (kHolds && !kPacked) {
-#pragma unroll
-        for (int v = 0; v < kVector; ++v) own[v] = Op::summarize_again(x[v], kAllOfPart, progress[v]);
-        return;
-      }
+    // Calls add(v, x, from) for each part of what the thread has of row v, from its element `from` on, brought back;
+    // what a mask drops is padding.
+    auto each_kept = [&](auto&& add) {
       if constexpr (kPacked) {  // or their elements would take registers from one round to the next
 #pragma unroll
         for (int j = 0; j < kElements; ++j) loaded[j].make_opaque();
       }
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) own[v] = Op::identity();
       each_part([&](int from, Index at, auto round) {
         bring(from, at, round);
 #pragma unroll
@@ -340,17 +333,62 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
             const bool kept = there && (!Load::kDrops || (keeps >> (j * kVector + v) & 1));
             held[j] = kept ? x[v][j] : Op::padding();
           }
-          own[v] = Op::template merge<false>(own[v], Op::summarize_again(held, kAllOfPart, progress[v]));
+          add(v, held, from);
         }
       });
+    };
+    auto summarize = [&](const typename Op::Progress (&progress)[kVector], typename Op::State (&own)[kVector]) {
+      bool settled = true;
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) settled &= Op::settled(own[v], progress[v]);
+      if (!any_lane(!settled)) return;
+      constexpr Predicate<kPart> kAllOfPart = {kPart, false};
+      if constexpr (kHolds && !kPacked) {
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) own[v] = Op::summarize_again(x[v], kAllOfPart, progress[v]);
+      } else {
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) own[v] = Op::identity();
+        each_kept([&](int v, Element (&held)[kPart], int) {
+          own[v] = Op::template merge<false>(own[v], Op::summarize_again(held, kAllOfPart, progress[v]));
+        });
+      }
     };
     auto reduce = [&](typename Op::State (&states)[kVector]) {
       reduce_apart<Op, Shape>(states, pivot, places, part, exchange++);
     };
+    using Search = typename SearchOf<Op>::Type;
+    auto step = [&](const typename Op::Progress (&progress)[kVector], typename Search::State (&found)[kVector]) {
+      if constexpr (Op::kSearches) {
+        if constexpr (kHolds && Shape::kAlone) {
+          Element all[kVector][kElements];
+          each_kept([&](int v, Element (&held)[kPart], int from) {
+            if constexpr (kPacked) Op::leave(held, progress[v]);
+#pragma unroll
+            for (int j = 0; j < kPart; ++j) all[v][from + j] = held[j];
+          });
+#pragma unroll
+          for (int v = 0; v < kVector; ++v) found[v] = Op::summarize_all_steps(all[v], progress[v]);
+          return;
+        } else if constexpr (kHolds && !kPacked) {
+#pragma unroll
+          for (int v = 0; v < kVector; ++v) found[v] = Op::summarize_step(x[v], progress[v]);
+        } else {
+#pragma unroll
+          for (int v = 0; v < kVector; ++v) found[v] = Search::identity();
+          each_kept([&](int v, Element (&held)[kPart], int) {
+            Op::leave(held, progress[v]);
+            found[v] = Search::template merge<false>(found[v], Op::summarize_step(held, progress[v]));
+          });
+        }
+        const ReductionPlaces<Search, Shape, true, Op> step_places = {places.place, mbarriers, meeting};
+        reduce_apart<Search, Shape>(found, pivot, step_places, part, exchange++);
+      }
+    };
 #pragma unroll
     for (int v = 0; v < kVector; ++v) total[v] = here ? total[v] : Op::identity();  // no row has no further round
     // those who share rows have all rows of a warp
-    go_through_rounds<Op, kVector>(a.op, mine, total, summarize, reduce, [](bool more) { return any_lane(more); });
+    go_through_rounds<Op, kVector>(a.op, mine, total, summarize, reduce, step, any_next<Op>);
   }
   const bool saves = here && part == 0 && int(threadIdx.x) < kLanes;
   typename Op::Row whole[kVector];
@@ -449,6 +487,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_across(const __grid_constant__ Arguments<Op, Load, Store> a) {
   __shared__ Mbarrier mbarriers[4];
   begin_together<Shape>(mbarriers);
+  if (has_ended(a.op, a.rows)) return;
   if constexpr (are_whole<Op, Load, Store, Shape>()) {
     HeldRows<Load, Shape> loaded;
     go_through_tiles<Op, Shape>(a.store, a.rows, [&](const TilePart& at, GridMeeting* meeting) {

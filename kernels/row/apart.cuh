@@ -126,16 +126,21 @@ inline void prefetch_tile(const Load& load, int64 rows, int64 tile, Begin begin,
 }
 // The shared memory of a tile's reductions: a Slot of each row from each warp, then from each block of the cluster.
 // kMore: twice, as a block may send what it has of the next reduction while another reads what it had of this one.
-template <class Op, class Shape, bool kMore = true>
+// Room: the op whose States it has room for, where reductions of several ops alternate.
+template <class Op, class Shape, bool kMore = true, class Room = Op>
 struct TileReduction {
   static constexpr int kCtasPerRow = Shape::kCtasPerRow,
       kMessages = kCtasPerRow > 1 ? kCtasPerRow * Shape::kRows : 0, kSlots = Shape::kSlots * Shape::kRows;
-  static constexpr int kBytes = ((kMore ? 2 : 1) * kMessages + kSlots) * int(sizeof(SlotWords<Op>));
+  static constexpr int kBytes = ((kMore ? 2 : 1) * kMessages + kSlots) * int(sizeof(SlotWords<Room>));
+  static_assert(sizeof(SlotWords<Op>) <= sizeof(SlotWords<Room>));
   SlotWords<Op>* slots;  // [warp][row], or [thread of a row][row]
   Mbarrier* mbarriers;   // two
 
   // [block][row]
-  SlotWords<Op>* messages(int turn) const { return slots + kSlots + (kMore ? turn & 1 : 0) * kMessages; }
+  SlotWords<Op>* messages(int turn) const {
+    auto* const room = reinterpret_cast<SlotWords<Room>*>(slots) + kSlots + (kMore ? turn & 1 : 0) * kMessages;
+    return reinterpret_cast<SlotWords<Op>*>(room);
+  }
 };
 
 // The most lanes, a power of two, of `most` that there are, so that each has one of `count` slots.
@@ -245,9 +250,9 @@ inline void reduce_over_grid(Gather gather, int part, GridMeeting* meeting, Mean
 // they have before, 0 without kMore. They see what finish has written. each_its_own: of rows that blocks of the grid
 // share and that wait nowhere, only one of these blocks calls finish for each. The order of merges follows from Shape
 // alone, and from how many blocks of the grid share rows.
-template <class Op, class Shape, bool kMore, class Meanwhile, class Finish>
+template <class Op, class Shape, bool kMore, class Room, class Meanwhile, class Finish>
 inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
-    const TileReduction<Op, Shape, kMore>& places, int part, int turn, GridMeeting* meeting,
+    const TileReduction<Op, Shape, kMore, Room>& places, int part, int turn, GridMeeting* meeting,
     Meanwhile meanwhile, Finish finish, bool each_its_own = false) {
   constexpr int kLanes = Shape::kLanes, kCtasPerRow = Shape::kCtasPerRow, kQuads = SlotWords<Op>::kQuads;
   using OfWarps = GatheredSlots<Op, Shape, Shape::kSlots>;
@@ -311,11 +316,11 @@ constexpr int part_of_elements(int elements, int most) {
 }
 
 // The shared memory of reductions whose result all threads take: what reduce_tile needs, and a Slot of each row.
-template <class Op, class Shape, bool kMore>
+template <class Op, class Shape, bool kMore, class Room = Op>
 struct ReductionPlaces {
-  using Tile = TileReduction<Op, Shape, kMore>;
+  using Tile = TileReduction<Op, Shape, kMore, Room>;
   static constexpr bool kAny = Shape::kSlots > 1 || Shape::kCtasPerRow != 1;
-  static constexpr int kBytes = kAny ? Tile::kBytes + Shape::kRows * int(sizeof(SlotWords<Op>)) : 0;
+  static constexpr int kBytes = kAny ? Tile::kBytes + Shape::kRows * int(sizeof(SlotWords<Room>)) : 0;
   unsigned char* place;
   Mbarrier* mbarriers;   // two
   GridMeeting* meeting;  // of a Shape of the grid
@@ -327,11 +332,11 @@ struct ReductionPlaces {
 // The States of a thread's rows become those of whole rows, counted from the thread's own pivots, which are the same in
 // a warp. All threads must call; turn: how often they have before. The mbarriers have been made, and the blocks of the
 // cluster have met since. States are merged in an order that follows from Shape alone.
-template <class Op, class Shape, bool kMore, class Meanwhile = NothingMeanwhile>
+template <class Op, class Shape, bool kMore, class Room, class Meanwhile = NothingMeanwhile>
 inline void reduce_apart(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
-    const ReductionPlaces<Op, Shape, kMore>& places, int part, int turn = 0, Meanwhile meanwhile = {}) {
+    const ReductionPlaces<Op, Shape, kMore, Room>& places, int part, int turn = 0, Meanwhile meanwhile = {}) {
   constexpr int kVector = Shape::kVector, kLanes = Shape::kLanes;
-  if constexpr (ReductionPlaces<Op, Shape, kMore>::kAny) {
+  if constexpr (ReductionPlaces<Op, Shape, kMore, Room>::kAny) {
     reduce_tile<Op, Shape>(s, pivot, places.tile(), part, turn, places.meeting, meanwhile,
         [&](int row, const Slot<Op>& all) { places.whole(row) = all; });
 #pragma unroll

@@ -55,9 +55,14 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   constexpr int kSlots = slots_for(kWarps);
   __shared__ Slot<Op> slots[2][1][1][kSlots];
   __shared__ Slot<Largest> largest_slots[1][1][kSlots];
+  __shared__ Slot<typename SearchOf<Op>::Type> step_slots[Op::kSearches ? 2 : 1][1][1][kSlots];
+  int steps = 0;  // of a search
   if constexpr (kSlots > kWarps) {
     for (auto& each : slots) clear_slots<kWarps>(each);
     if constexpr (Store::kScales) clear_slots<kWarps>(largest_slots);
+    if constexpr (Op::kSearches) {
+      for (auto& each : step_slots) clear_slots<kWarps>(each);
+    }
   }
   const int cols = int(a.cols), warp = threadIdx.x / kWarp;
   const WaitingRow<Load, Element, kVector> waiting = {places_of<Load, kVector, kIsUnaligned>(a.load, cols)};
@@ -274,13 +279,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     if constexpr (kWarps > 1) reduce_warps<Op, false, kSlots>(total, pivot, slots[slot_set], 0, warp);
     slot_set ^= 1;
     if constexpr (Op::kRounds) {
-      auto summarize = [&](const typename Op::Progress (&progress)[1], typename Op::State (&own)[1]) {
-        if (!any_lane(!Op::settled(own[0], progress[0]))) return;
-        typename Op::State all = Op::identity();
-        auto add = [&](auto& x) {
-          constexpr int kCount = int(sizeof(x) / sizeof(Element));
-          all = Op::template merge<false>(all, Op::summarize_again(x, Predicate<kCount>{kCount, false}, progress[0]));
-        };
+      // Calls add(x) for what waits, some elements at a time.
+      auto each_waiting = [&](auto&& add) {
 #pragma unroll 1
         for (int begin = threadIdx.x; begin < now.waiting(); begin += kAtOnce) {
           Element x[kVectors * kVector];
@@ -299,14 +299,35 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
           Element x[1] = {now.has_edge() && keeps_edge & 1 ? edge[0] : Op::padding()};
           add(x);
         }
+      };
+      auto summarize = [&](const typename Op::Progress (&progress)[1], typename Op::State (&own)[1]) {
+        if (!any_lane(!Op::settled(own[0], progress[0]))) return;
+        typename Op::State all = Op::identity();
+        each_waiting([&](auto& x) {
+          constexpr int kCount = int(sizeof(x) / sizeof(Element));
+          all = Op::template merge<false>(all, Op::summarize_again(x, Predicate<kCount>{kCount, false}, progress[0]));
+        });
         own[0] = reduce_lanes<Op, false, kWarp>(all);
       };
       auto reduce = [&](typename Op::State (&states)[1]) {
         if constexpr (kWarps > 1) reduce_warps<Op, false, kSlots>(states, pivot, slots[slot_set], 0, warp);
         slot_set ^= 1;
       };
-      auto any = [](bool more) { return kWarps == 1 ? any_lane(more) : more; };
-      go_through_rounds<Op, 1>(a.op, of_warp, total, summarize, reduce, any);
+      using Search = typename SearchOf<Op>::Type;
+      auto step = [&](const typename Op::Progress (&progress)[1], typename Search::State (&found)[1]) {
+        if constexpr (Op::kSearches) {
+          typename Search::State all = Search::identity();
+          each_waiting([&](auto& x) {
+            Op::leave(x, progress[0]);
+            all = Search::template merge<false>(all, Op::summarize_step(x, progress[0]));
+          });
+          found[0] = reduce_lanes<Search, false, kWarp>(all);
+          if constexpr (kWarps > 1) reduce_warps<Search, false, kSlots>(found, pivot, step_slots[steps % 2], 0, warp);
+          ++steps;
+        }
+      };
+      auto any = [](unsigned next) { return kWarps == 1 ? any_next<Op>(next) : next; };
+      go_through_rounds<Op, 1>(a.op, of_warp, total, summarize, reduce, step, any);
     }
     whole = a.op.finish(total[0], total[0], a.cols, pivot[0]);
     if (threadIdx.x == 0) a.op.save(current, whole);

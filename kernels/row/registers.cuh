@@ -81,14 +81,22 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   constexpr bool kRounds = Op::kRounds;
   __shared__ Slot<Op> round_slots[kRounds && kWarps > 1 ? 2 : 1][kRows][Shape::kGroups][kSlots];
   __shared__ ClusterMailbox<Op, kCtasPerRow> round_mailboxes[kRounds && kCtasPerRow > 1 ? 2 : 1];
-  __shared__ bool round_flags[2][Shape::kBlock / kWarp];
-  unsigned exchange = 0;  // counts the rounds
+  __shared__ unsigned char round_flags[2][Shape::kBlock / kWarp];
+  using Search = typename SearchOf<Op>::Type;
+  constexpr bool kSearches = Op::kSearches;
+  __shared__ Slot<Search> step_slots[kSearches && kWarps > 1 ? 2 : 1][kRows][Shape::kGroups][kSlots];
+  __shared__ ClusterMailbox<Search, kCtasPerRow> step_mailboxes[kSearches && kCtasPerRow > 1 ? 2 : 1];
+  unsigned exchange = 0, steps = 0;  // counts the rounds, and the steps of searches
   if constexpr (kRounds) {
     if constexpr (kSlots > kWarps && kWarps > 1) {
       for (auto& each : round_slots) clear_slots<kWarps>(each);
+      if constexpr (kSearches) {
+        for (auto& each : step_slots) clear_slots<kWarps>(each);
+      }
     }
     if constexpr (kCtasPerRow > 1) {
       if (threadIdx.x < 2) init_mbarrier(&round_mailboxes[threadIdx.x].mbarrier);
+      if (kSearches && threadIdx.x < 2) init_mbarrier(&step_mailboxes[threadIdx.x].mbarrier);
     }
   }
   begin_exchange<Shape, !kOneSet, Store::kScales, kDynamic>(slots, cluster_mailboxes, coming, largest_slots,
@@ -259,12 +267,24 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
           reduce_blocks<Op, false>(states[0], rows.pivot[0], round_mailboxes[exchange % 2], part, exchange / 2 % 2);
         ++exchange;
       };
-      auto any = [&](bool more) {
-        if constexpr (kWarps == 1) return any_lane(more);
-        else if constexpr (Shape::kGroups == 1) return more;
-        else return any_of_block(more, round_flags[exchange % 2]);
+      auto step = [&](const typename Op::Progress (&progress)[kRows], typename Search::State (&found)[kRows]) {
+        if constexpr (kSearches) {
+#pragma unroll
+          for (int r = 0; r < kRows; ++r)
+            found[r] = reduce_lanes<Search, false, Shape::kLanes>(Op::summarize_step(x[r], progress[r]));
+          if constexpr (kWarps > 1)
+            reduce_warps<Search, false, kSlots>(found, rows.pivot, step_slots[steps % 2], group, lane / kWarp);
+          if constexpr (kCtasPerRow > 1)
+            reduce_blocks<Search, false>(found[0], rows.pivot[0], step_mailboxes[steps % 2], part, steps / 2 % 2);
+          ++steps;
+        }
       };
-      go_through_rounds<Op, kRows>(a.op, mine, total, summarize, reduce, any);
+      auto any = [&](unsigned next) {
+        if constexpr (kWarps == 1) return any_next<Op>(next);
+        else if constexpr (Shape::kGroups == 1) return next;
+        else return any_next_of_block<Op>(next, round_flags[(exchange + steps) % 2]);
+      };
+      go_through_rounds<Op, kRows>(a.op, mine, total, summarize, reduce, step, any);
     }
 
     if constexpr (!kConverts) parameters.make_opaque();

@@ -153,6 +153,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   };
 
   pdl_wait_and_trigger();
+  if (has_ended(a.op, a.rows)) return;
 #pragma unroll 1
   for (int64 base = 0; base < a.rows; base += kMost) {
     const int count = a.rows - base < kMost ? int(a.rows - base) : kMost;

@@ -11,7 +11,7 @@ import pytest
 from cupynorm import layer_norm, log_softmax, logsumexp, moments, rms_norm, sigma_clip, softmax, standardize
 from cupynorm.plan.config import VARIANTS
 from tests.gradient_calls import WIDTHS
-from tests.statistic_calls import KINDS, OPS, ROWS, assert_near, has, of_kind
+from tests.statistic_calls import KINDS, OPS, ROWS, assert_medians, assert_near, hard_rows, has, of_kind
 
 MISSING = ("omit", "where", "lengths", "left, omit")
 CALLS = [pair for pair in itertools.product(OPS, KINDS) if has(*pair)]
@@ -169,6 +169,21 @@ def test_sigma_clip_at_the_edges_of_plans(cuda: Any, edge: int, dtype: str, cent
         check_clipped(cuda, x, centre=centre)
         check_clipped(cuda, x, options["where"], centre=centre, sigma=1.5)
         check_clipped(cuda, x, centre=centre, iterations=1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("cols", [1, 2, 31, 128, 1000, 4096, 16384, 100_000, 1 << 20])
+def test_medians_of_hard_rows(cuda: Any, cols: int, dtype: str) -> None:
+    assert_medians(cuda, hard_rows(cols, dtype), None, -1)
+
+
+@pytest.mark.parametrize("dtype", ["float32", "float64"])
+@pytest.mark.parametrize("cols", [1, 2, 3, 10, 16, 17, 32, 33, 64, 100, 128, 300, 400, 2000])
+def test_medians_of_hard_columns(cuda: Any, cols: int, dtype: str) -> None:
+    """Of which a thread, a warp, or several have all elements; as many as all blocks of a device take, and few."""
+    columns = hard_rows(cols, dtype).T
+    for times in (2, 300):
+        assert_medians(cuda, np.tile(columns, (1, times)), None, 0)
 
 
 @pytest.mark.parametrize("cols", [1 << 19, (1 << 20) + 1, 1 << 22])

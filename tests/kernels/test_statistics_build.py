@@ -73,6 +73,12 @@ SAMPLED = [
     Case("sigma_clip", "plain", "int16", *SHAPES[3]),
     Case("sigma_clip, median", "lengths", "float64", *SHAPES[1]),
     Case("sigma_clip, median", "plain", "float32", *SHAPES[1], "80"),
+    Case("sigma_clip, median", "plain", "float32", (16, 3200, 1024), 0),
+    Case("sigma_clip, median", "plain", "int16", (30, 1706, 1024), 0, "80"),
+    Case("sigma_clip, median", "lengths", "float16", (32, 1600, 1024), 0),
+    Case("sigma_clip, median", "where", "float32", (100, 512, 1024), 0),
+    Case("sigma_clip, median", "plain", "float32", (300, 170, 1024), 0),
+    Case("sigma_clip", "plain", "float32", (512, 100, 1024), 0, "80"),
     Case("sigma_clip", "where", "float16", *SHAPES[2], "75"),
 ]
 

@@ -13,12 +13,13 @@ from cupynorm import layer_norm, moments, normalize, rescale, sigma_clip, standa
 from cupynorm._dtypes import DTYPES, dtype_of
 from cupynorm.call import asking
 from cupynorm.host import reference
+from cupynorm.lower.statistics import SPARE_STEPS
 from cupynorm.plan.config import VARIANTS
 from cupynorm.plan.limits import RECORDED
 from cupynorm.tools.testing import TOLERANCES
 from tests.gradient_calls import WIDTHS
 from tests.simulator import simulated
-from tests.statistic_calls import KINDS, OPS, assert_near, has, of_kind
+from tests.statistic_calls import KINDS, OPS, assert_medians, assert_near, hard_rows, has, of_kind
 
 __all__ = ["simulated"]  # a fixture
 
@@ -436,6 +437,34 @@ def test_a_median_is_that_of_numpy(count: int, simulated: Any) -> None:
     np.testing.assert_array_equal(alone[narrow], middle[narrow].astype(np.float32))
 
 
+@pytest.mark.parametrize(
+    ("plan", "cols", "dtype"),
+    [
+        ("warp", 61, "float32"),
+        ("warp", 128, "float64"),
+        ("block", 1024, "float32"),
+        ("cluster", 4096, "float32"),
+        ("shared", 1001, "float32"),
+        ("uncached", 300, "float32"),
+        ("uncached", 40, "float64"),
+    ],
+)
+def test_medians_of_hard_rows(plan: str, cols: int, dtype: str, simulated: Any) -> None:
+    assert_medians(simulated.cupy, hard_rows(cols, dtype), plan, -1)
+
+
+@pytest.mark.parametrize("cols", [1, 2, 5, 16, 31, 60])
+def test_medians_of_hard_columns(cols: int, simulated: Any) -> None:
+    """Short columns, of which a thread has all elements and sorts them, and some that two threads share."""
+    x = np.tile(hard_rows(cols).T, (1, 4))[:, :64]
+
+    assert_medians(simulated.cupy, x, None, 0)
+    if cols > 2:
+        x = (normal(cols, 64) * 20 + 100).clip(0).astype("uint16")
+        x[cols // 2, ::3] = 4000
+        same_clipped(simulated.cupy, x, axis=0, centre="median", sigma=1.9)
+
+
 def test_rows_that_no_chip_holds_are_read_in_each_round() -> None:
     def kernels(cols: int, device: str = "h200", **options: Any) -> int:
         x = np.lib.stride_tricks.as_strided(np.zeros(4, np.float32), (8, cols), (4 * cols, 4))
@@ -443,7 +472,7 @@ def test_rows_that_no_chip_holds_are_read_in_each_round() -> None:
 
     assert [kernels(cols) for cols in (64, 4096, 1 << 16)] == [1, 1, 1]
     assert kernels(1 << 21) == 11
-    assert kernels(1 << 21, iterations=2, centre="median") == 2 * (1 + 32 + 1) + 1
+    assert kernels(1 << 21, iterations=2, centre="median") == 2 * (1 + 32 + SPARE_STEPS) + 1
     assert kernels(1 << 14, "a100") == 1
     assert kernels(1 << 16, "a100") == 11
 

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cupynorm._values import NamedTuple
 
 if TYPE_CHECKING:
-    from collections.abc import Mapping
+    from collections.abc import Mapping, Sequence
 
 
 class Tile(NamedTuple):
@@ -130,6 +130,10 @@ class Rounds(NamedTuple):
     apart_vector, apart_row_registers
         For rows whose elements lie apart from one another: the most neighbouring rows of a thread, and the registers
         that the state of each row's rounds takes.
+    apart
+        Tilings of such rows that are better than those of other ops, for arithmetic in float, best first: bytes of an
+        element of x, the fewest and the most columns that it is for, neighbouring rows of a thread, threads of a block,
+        how many lie side by side, blocks of a cluster, and blocks of a multiprocessor.
     """
 
     elements: int
@@ -138,6 +142,7 @@ class Rounds(NamedTuple):
     threads: int
     apart_vector: int
     apart_row_registers: int
+    apart: Sequence[Sequence[int]]
 
 
 class LateExponential(NamedTuple):

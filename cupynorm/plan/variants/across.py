@@ -350,6 +350,27 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
                 continue
             plan = _tiling(question, lanes, each, "block", block, part, IN_REGISTERS, vector)
             yield replace(plan, min_blocks=blocks or plan.min_blocks)
+    if problem.rounds:
+        yield from _for_rounds(question, ctas)
+
+
+def _for_rounds(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
+    """Give the tilings that were measured to be best where an op goes through further rounds."""
+    problem = question.problem
+    if problem.doubles or problem.load_operands:
+        return
+    for size, fewest, most, vector, block, lanes, shared, blocks in question.rules.rounds.apart:
+        if size != problem.load_bytes or not fewest <= problem.cols <= most or problem.vector % vector:
+            continue
+        if shared not in ctas or lanes * vector > problem.across:
+            continue
+        tiles = math.ceil(problem.rows / (lanes * vector))
+        if block > WARP and tiles * shared < question.limits.sm_count:
+            continue  # so few rows that others of the tilings take more blocks
+        part = math.ceil(math.ceil(problem.cols / shared) / (block // lanes))
+        yield replace(
+            _tiling(question, lanes, shared, "block", block, part, IN_REGISTERS, vector), min_blocks=blocks
+        )
 
 
 def _alone(question: Question) -> Iterator[Plan]:

@@ -124,7 +124,7 @@ def finished_computed(question: Question, plan: Plan, reason: Rule | str) -> Pla
     needed = computed_bytes(problem, plan.vector)
     # States of five doubles in static shared memory, of 32 warps and of the next row; of seven where there are rounds
     beside = FIELDS_SHARED_BYTES if problem.fields > 1 and problem.doubles else 0
-    beside = ROUNDS_SHARED_BYTES if problem.rounds and problem.doubles else beside
+    beside = ROUNDS_SHARED_BYTES[problem.compute_bytes] if problem.rounds else beside
     fits = needed + beside <= limits.shared_bytes_per_block
     fits = fits and problem.fused and problem.unaligned != UNALIGNED_APART
     if not fits or plan.block < 2 * plan.vector - 2:

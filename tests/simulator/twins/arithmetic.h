@@ -25,12 +25,20 @@ inline float finite_or_nan(float x, float& count) {
   const float most = as_float(0x7f7fffffu);
   return between_or_nan(x, -most, most, count);
 }
+inline void count_up_to(float x, float to, float& count, float& most, float& least) {
+  if (x <= to) count += 1, most = std::fmax(most, x);
+  else least = std::fmin(least, x);
+}
 inline float larger_or_nan(float a, float b) { return a > b || a != a ? a : b; }
 inline unsigned largest_of_warp(unsigned x) {
   for (int distance = 1; distance < kWarp; distance *= 2) {
     const unsigned other = __shfl_xor_sync(kAllLanes, x, distance);
     x = x > other ? x : other;
   }
+  return x;
+}
+inline unsigned sum_of_warp(unsigned x) {
+  for (int distance = 1; distance < kWarp; distance *= 2) x += __shfl_xor_sync(kAllLanes, x, distance);
   return x;
 }
 
