@@ -218,3 +218,50 @@ def test_short_rows(cuda: Any, along: int, dtype: str) -> None:
         if not whole:
             agrees(lambda a: cupynorm.softmax(a, axis=1))
             agrees(lambda a: cupynorm.layer_norm(a, axis=1, eps=1e-3))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize(
+    ("shape", "axis"),
+    [((64, 5, 56, 56), (0, 2, 3)), ((300, 7, 7), (0, 2)), ((5, 1000, 96), (0, 2)), ((2000, 3, 512), (0, 2))],
+    ids=str,
+)
+def test_rows_in_runs(cuda: Any, shape: tuple[int, ...], axis: tuple[int, ...], dtype: str) -> None:
+    x, other = drawn(*shape, dtype=dtype), drawn(*shape[::-1]).reshape(shape)
+    g = drawn(*(shape[each] for each in axis))
+    exact = x.astype(np.float64)
+    where = np.random.default_rng(1).random(shape) < 0.8
+    near = {"float16": 1e-2, "bfloat16": 8e-2, "float64": 1e-9}.get(dtype, 2e-4)
+
+    def agrees(call: Any, *beside: Any) -> None:
+        found, wanted = call(cuda.asarray(x), *map(cuda.asarray, beside)), call(exact, *beside)
+        pairs = zip(found, wanted, strict=True) if isinstance(found, tuple) else [(found, wanted)]
+        for got, right in pairs:
+            scale = float(np.abs(right).max())
+            np.testing.assert_allclose(
+                cuda.asnumpy(got).astype(np.float64), right, rtol=near, atol=near * scale
+            )
+
+    agrees(lambda a: cupynorm.standardize(a, axis=axis))
+    agrees(lambda a, w: cupynorm.moments(a, axis=axis, where=w), where)
+    agrees(lambda a, w: cupynorm.softmax(a, axis=axis, where=w), where)
+    agrees(lambda a, r, g: cupynorm.add_layer_norm(a, r, g, axis=axis), other.astype(x.dtype), g)
+
+
+def test_rows_in_runs_of_more_than_2_31_elements(roomy: Any) -> None:
+    shape, tile = (5, 2, 1 << 28), drawn(1 << 14, dtype="float16")
+    reason = need_bytes(roomy, 3 * 2 * 5 * (2 << 28))
+    if reason:
+        pytest.skip(reason)
+    x = roomy.empty(shape, "float16")
+    x.reshape(-1, tile.size)[:] = roomy.asarray(tile)
+
+    mean, variance, *_ = cupynorm.moments(x, axis=(0, 2))
+    y = cupynorm.standardize(x, axis=(0, 2), out=x)
+
+    wide = tile.astype(np.float64)
+    np.testing.assert_allclose(roomy.asnumpy(mean), wide.mean(), rtol=1e-3)
+    np.testing.assert_allclose(roomy.asnumpy(variance), wide.var(), rtol=1e-3)
+    right = roomy.asarray(((wide - wide.mean()) / wide.std()).astype(np.float16))
+    for at in range(5):
+        assert float(roomy.abs(y[at].reshape(-1, tile.size) - right).max()) <= 2**-8, at
