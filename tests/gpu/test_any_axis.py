@@ -120,7 +120,7 @@ def test_tables(cuda: Any, across: int) -> None:
         digits = 4e-3 if dtype == "float16" else 2e-5
         right = (exact - exact.mean(0)) / exact.std(0)
         np.testing.assert_allclose(cuda.asnumpy(y).astype(np.float64), right, rtol=digits, atol=digits)
-        assert bool((y == again).all())
+        np.testing.assert_array_equal(cuda.asnumpy(y), cuda.asnumpy(again))
         some = np.ma.array(exact, mask=~kept)
         np.testing.assert_allclose(cuda.asnumpy(mean).astype(np.float64), some.mean(0), rtol=digits)
         np.testing.assert_allclose(cuda.asnumpy(variance).astype(np.float64), some.var(0), rtol=4 * digits)
@@ -152,7 +152,9 @@ def test_every_form_of_tables(cuda: Any, across: int) -> None:
         wanted = function(*wide, axis=0, **options)
         pairs = zip(*(each if isinstance(each, tuple) else (each,) for each in (found, wanted)), strict=True)
         for got, right in pairs:
-            scale = float(np.abs(right[np.isfinite(right)]).max(initial=0))
+            # the kurtosis is what is left of 3, so errors are those of numbers of that size
+            least = float(function is cupynorm.moments)
+            scale = float(np.abs(right[np.isfinite(right)]).max(initial=least))
             np.testing.assert_allclose(cuda.asnumpy(got), right, rtol=1e-4, atol=2e-5 * scale)
 
 
