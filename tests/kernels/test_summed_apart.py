@@ -115,9 +115,15 @@ PLANS = [
 ]
 
 
-@pytest.mark.parametrize(("shape", "plan"), PLANS)
-@pytest.mark.parametrize("dtype", [*DIGITS] if SLOW else ["float16", "float32"])
-def test_dx_and_sums_in_one_pass_are_right(dtype: str, shape: tuple[int, int, int], plan: Plan) -> None:
+@pytest.mark.parametrize(
+    ("shape", "plan", "dtype"),
+    [
+        (shape, plan, dtype)
+        for at, (shape, plan) in enumerate(PLANS)
+        for dtype in ([*DIGITS] if SLOW else [("float16", "float32")[at % 2]])
+    ],
+)
+def test_dx_and_sums_in_one_pass_are_right(shape: tuple[int, int, int], plan: Plan, dtype: str) -> None:
     for rms in (False, True):
         given = Given(shape, dtype, rms=rms)
         if dtype == "float64":
