@@ -37,7 +37,7 @@ from cupynorm.plan.partition import (
     shared_bytes,
     threads_with_vectors,
 )
-from cupynorm.plan.variants import across, cached, grid, staged, summed
+from cupynorm.plan.variants import across, cached, grid, staged, summed, tiles
 from cupynorm.plan.variants.fused_cluster import has_static_room
 from cupynorm.plan.variants.registers import may_persist
 
@@ -64,7 +64,7 @@ def check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
         raise DoesNotFitError(f"plan: block is {plan.block}, a multiple of {WARP} is allowed")
     most = (MAX_FUSED_THREAD_BYTES if problem.fused else MAX_THREAD_BYTES) // problem.value_bytes
     if plan.across and plan.waits:
-        most = max(most, across.most_numbers(problem))
+        most = max(most, tiles.most_numbers(problem))
     rows = plan.rows_per_group
     # row_together holds vectors of one row while it reduces, and one vector of each row while it writes
     held = max(plan.vectors, rows) if plan.kernel == "row_together" else plan.vectors * rows

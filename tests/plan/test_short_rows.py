@@ -13,7 +13,7 @@ from cupynorm.plan.config import IN_REGISTERS, PLAIN, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.problem import Problem
 from cupynorm.plan.rules import rules_of
-from cupynorm.plan.variants.across import KINDS
+from cupynorm.plan.variants.tiles import KINDS
 
 APART = rules_of("90").apart
 SHORT = 512  # columns

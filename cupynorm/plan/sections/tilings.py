@@ -77,7 +77,7 @@ class ColumnSums(NamedTuple):
 
 
 class Apart(NamedTuple):
-    """Rows whose elements lie apart from one another (variants/across.py).
+    """Rows whose elements lie apart from one another (variants/across.py, tiles.py, across_grid.py).
 
     Attributes
     ----------

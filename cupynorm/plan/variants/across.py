@@ -17,26 +17,40 @@ from cupynorm.plan.config import (
     ACCESS_BYTES,
     EVENLY,
     IN_REGISTERS,
-    LEAST_SMS_OF_PART,
-    LINE_BYTES,
     MAX_CTAS,
     MAX_NUMBERS_ACROSS,
     MAX_PACKED_ACROSS,
     MAX_ROWS_OF_WORD,
     MOST_ROW_NUMBERS,
     NOWHERE,
-    PART_NUMBERS,
     PARTS_ACROSS,
-    PLAIN,
     REGISTER_BYTES,
-    SECTOR_BYTES,
-    SPARE_ELEMENTS,
     WARP,
     WHOLE_COLUMNS,
     Plan,
     in_accesses,
 )
-from cupynorm.plan.partition import is_power_of_two, power_of_two_to
+from cupynorm.plan.partition import is_power_of_two
+from cupynorm.plan.variants.across_grid import again_over_the_grid, held_over_the_grid
+from cupynorm.plan.variants.tiles import (
+    KINDS,
+    MORE_IF_SPILLED,
+    blocks_of_a_row,
+    bytes_beside,
+    elements_held,
+    elements_of,
+    fill_the_device,
+    in_parts,
+    is_even,
+    kinds_of,
+    lanes_of,
+    most_numbers,
+    part_of,
+    registers_of,
+    tiling,
+    vector_of,
+    waits_packed,
+)
 
 if TYPE_CHECKING:
     from collections.abc import Iterator, Sequence
@@ -44,8 +58,6 @@ if TYPE_CHECKING:
     from cupynorm.plan.problem import Problem
 
 VARIANTS_ACROSS = ("block", "cluster", "split", "uncached")
-MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
-PACKED_BYTES = 2  # of elements that wait two in a register
 WHY = "rows whose elements lie apart: the first tiling in turn that holds a row"
 WITH_SUMS = "rows whose elements lie apart, with sums over rows: the first tiling in turn that holds a row"
 OVER_THE_GRID = (
@@ -93,9 +105,9 @@ def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
     """
     if question.problem.room and variant in {None, "split"}:
         asked = variant is not None
-        again = [*_again_over_the_grid(question, asked=asked)]
+        again = [*again_over_the_grid(question, asked=asked)]
         if question.problem.output_bytes:
-            yield from _over_the_grid(question, asked=asked, may_read_again=bool(again))
+            yield from held_over_the_grid(question, asked=asked, may_read_again=bool(again))
         yield from again
     ctas = [1 << power for power in range(question.max_ctas.bit_length())]
     if variant is None:
@@ -118,7 +130,7 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     if plan.waits:
         if plan.vectors * plan.group < part:
             return None
-        even = _is_even(problem, plan.ctas_per_row, plan.group, plan.vectors)
+        even = is_even(problem, plan.ctas_per_row, plan.group, plan.vectors)
         plan = replace(plan, waits=EVENLY if even else IN_REGISTERS)
     if problem.column_sums and plan.waits != EVENLY:
         return None
@@ -174,7 +186,7 @@ def summed(question: Question, variant: str | None = None) -> Plan | None:
         enough = [each for each in may if each * problem.row_groups >= question.limits.sm_count]
         for each in (*enough[:1], *may[:1]):
             part = math.ceil(math.ceil(problem.cols / each) / down)
-            plan = _tiling(question, lanes, each, "block", block, part, IN_REGISTERS, vector)
+            plan = tiling(question, lanes, each, "block", block, part, IN_REGISTERS, vector)
             plan = replace(plan, min_blocks=blocks)
             found = finished(question, plan, WITH_SUMS) if variant in {None, plan.variant} else None
             if found is not None:
@@ -218,101 +230,12 @@ def _is_in_warps(plan: Plan) -> bool:
     return plan.across <= WARP and is_power_of_two(plan.across)
 
 
-def _fill_the_device(question: Question, ctas: int, resident: int) -> bool:
-    """Say whether clusters of so many blocks leave few multiprocessors idle: each is within a part of the device."""
-    blocks = LEAST_SMS_OF_PART * resident
-    return blocks // ctas * ctas >= question.rules.apart.filled * blocks
-
-
-def _is_even(problem: Problem, ctas: int, group: int, elements: int) -> bool:
-    """Say whether each thread that shares a row has one of its elements at least, and all but SPARE_ELEMENTS."""
-    least = problem.cols // ctas
-    return max(1, elements - SPARE_ELEMENTS) * group <= least
-
-
-def most_numbers(problem: Problem) -> int:
-    """Return how many numbers of rows in registers a thread may have: more where they wait two in a register.
-
-    So do those beside sums over rows, or they are computed a part at a time all the same.
-    """
-    if problem.column_sums:
-        return MAX_PACKED_ACROSS
-    packed = problem.waits_as_loaded and problem.load_bytes == PACKED_BYTES and not problem.has_scales
-    return MAX_PACKED_ACROSS if packed else MAX_NUMBERS_ACROSS
-
-
-def _vector(question: Question) -> int:
-    """Return how many neighbouring rows a thread has."""
-    problem = question.problem
-    most = question.rules.apart.max_vector[problem.load_bytes]
-    return min(problem.vector, most, *((question.rules.rounds.apart_vector,) if problem.rounds else ()))
-
-
-def _lanes(question: Question, width: int) -> int:
-    """Return how many threads lie side by side: their rows take `width` bytes, or are as many as neighbour."""
-    problem, vector = question.problem, _vector(question)
-    wanted = max(1, width // (problem.load_bytes * vector))
-    return power_of_two_to(min(max(1, problem.across // vector), wanted, WARP))
-
-
-def _elements(question: Question, numbers: int, vector: int = 0) -> int:
-    """Return how many elements of each row a thread has of so many numbers: fewer with what is loaded beside x."""
-    problem, vector = question.problem, vector or _vector(question)
-    each = problem.fields * REGISTER_BYTES + _beside(problem)
-    return max(1, numbers * REGISTER_BYTES // (vector * each))
-
-
-def _elements_held(question: Question, numbers: int) -> int:
-    """Return the same where rows wait in registers: more of those that wait as they were loaded, two in a register."""
-    problem, vector = question.problem, _vector(question)
-    if not _waits_packed(problem):
-        return _elements(question, numbers)
-    room = numbers * REGISTER_BYTES // (vector * (problem.load_bytes + _beside(problem)))
-    return max(PARTS_ACROSS, min(room, MAX_NUMBERS_ACROSS // vector) // PARTS_ACROSS * PARTS_ACROSS)
-
-
-def _part(problem: Problem, ctas: int, group: int, vector: int) -> int:
-    """Return how many elements of each row a thread has, where so many blocks and threads of each share a row.
-
-    More than MAX_NUMBERS_ACROSS numbers are computed in parts of equal length.
-    """
-    part = math.ceil(math.ceil(problem.cols / ctas) / group)
-    return _in_parts(part) if part * vector > MAX_NUMBERS_ACROSS else part
-
-
-def _in_parts(elements: int) -> int:
-    """Round elements up to what is computed in parts of PARTS_ACROSS or a multiple."""
-    return math.ceil(elements / PARTS_ACROSS) * PARTS_ACROSS
-
-
-def _waits_packed(problem: Problem) -> bool:
-    """Say whether x waits two elements in a register, and something that is loaded waits beside it."""
-    return bool(problem.load_operands) and most_numbers(problem) == MAX_PACKED_ACROSS
-
-
-def _beside(problem: Problem) -> int:
-    """Return the bytes of registers that are loaded beside an element of x, where that does not come in batches."""
-    loaded = 0 if problem.in_steps else sum(problem.load_operands)
-    return loaded + sum(max(REGISTER_BYTES, size) for size in problem.epilogue_operands)
-
-
-def _blocks_of_a_row(question: Question, rows: int, each: Sequence[int], blocks: int = 1) -> list[int]:
-    """Return how many blocks share so many rows, of those that may: more where too few rows are left for the device.
-
-    blocks: how many each multiprocessor shall have.
-    """
-    problem, numbers = question.problem, question.rules.apart
-    tiles, parts = math.ceil(problem.rows / rows), problem.cols // numbers.least_part
-    enough = [ctas for ctas in each if ctas * tiles >= blocks * question.limits.sm_count or 2 * ctas > parts]
-    return enough[:1] or [*each[-1:]]
-
-
 def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     """Give the tiling that a search found for such rows, if there is one."""
     problem = question.problem
     if problem.epilogue_operands or problem.has_scales:
         return
-    kinds, measured = _kinds(problem), question.rules.apart.measured
+    kinds, measured = kinds_of(problem), question.rules.apart.measured
     for size, fewest, most, vector, block, width, most_ctas, blocks, whole, kind in measured:
         if size != problem.load_bytes or not fewest <= problem.cols <= most or problem.vector % vector:
             continue
@@ -330,7 +253,7 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
             may
             and problem.in_steps
             and fewest_ctas < may[0]
-            and _fill_the_device(question, fewest_ctas, blocks)
+            and fill_the_device(question, fewest_ctas, blocks)
         ):
             may = [fewest_ctas, *may]
         beside = min(lanes, WARP) * vector  # rows that a warp has side by side
@@ -340,15 +263,15 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
         for each in may[:2]:  # with more blocks if the fewest spill
             if most_ctas > 1 and tiles * each < question.limits.sm_count:
                 continue  # so few rows that others of the tilings take more blocks
-            part = _part(problem, each, block // lanes, vector)
-            even = problem.in_steps and _is_even(problem, each, block // lanes, part)
+            part = part_of(problem, each, block // lanes, vector)
+            even = problem.in_steps and is_even(problem, each, block // lanes, part)
             if part * vector > MAX_NUMBERS_ACROSS and not problem.in_steps:
                 continue  # they are computed in parts, which takes more instructions there
             if part * vector == MAX_PACKED_ACROSS and not even:
                 continue  # as many numbers spill where some are not there
             if whole and not even:
                 continue
-            plan = _tiling(question, lanes, each, "block", block, part, IN_REGISTERS, vector)
+            plan = tiling(question, lanes, each, "block", block, part, IN_REGISTERS, vector)
             yield replace(plan, min_blocks=blocks or plan.min_blocks)
     if problem.rounds:
         yield from _for_rounds(question, ctas)
@@ -369,7 +292,7 @@ def _for_rounds(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
             continue  # so few rows that others of the tilings take more blocks
         part = math.ceil(math.ceil(problem.cols / shared) / (block // lanes))
         yield replace(
-            _tiling(question, lanes, shared, "block", block, part, IN_REGISTERS, vector), min_blocks=blocks
+            tiling(question, lanes, shared, "block", block, part, IN_REGISTERS, vector), min_blocks=blocks
         )
 
 
@@ -379,11 +302,11 @@ def _alone(question: Question) -> Iterator[Plan]:
     even_block, odd_block, most_cols, least_beside, blocks_if_packed = numbers.alone
     if problem.cols > most_cols or problem.across * problem.load_bytes < least_beside:
         return
-    vector = wanted = _vector(question)
+    vector = wanted = vector_of(question)
     if not problem.output_bytes:  # else neighbouring threads would store their statistics far apart
         vector = wanted = min(vector, max(1, numbers.alone_statistics // problem.compute_bytes))
     block = odd_block if vector == 1 < numbers.max_vector[problem.load_bytes] else even_block
-    each = problem.fields * REGISTER_BYTES + _beside(problem)
+    each = problem.fields * REGISTER_BYTES + bytes_beside(problem)
     most = numbers.numbers[problem.compute_bytes] * REGISTER_BYTES // each
     packed = problem.in_steps and problem.direct_load and each == REGISTER_BYTES
     packed = packed and most_numbers(problem) == MAX_PACKED_ACROSS
@@ -392,179 +315,12 @@ def _alone(question: Question) -> Iterator[Plan]:
     if vector < wanted and problem.load_operands and (vector == 1 or problem.fields == 1):
         return  # more threads of a row, which have room for wider accesses, are better
     if vector * problem.cols <= most:
-        yield _tiling(question, block, 1, "block", block, problem.cols, IN_REGISTERS, vector)
-    elif packed and vector * _in_parts(problem.cols) <= MAX_PACKED_ACROSS:
+        yield tiling(question, block, 1, "block", block, problem.cols, IN_REGISTERS, vector)
+    elif packed and vector * in_parts(problem.cols) <= MAX_PACKED_ACROSS:
         parts = any(problem.cols % part == 0 for part in range(PARTS_ACROSS, 2 * PARTS_ACROSS + 1))
-        elements = problem.cols if parts else _in_parts(problem.cols)
-        plan = _tiling(question, block, 1, "block", block, elements, IN_REGISTERS, vector)
+        elements = problem.cols if parts else in_parts(problem.cols)
+        plan = tiling(question, block, 1, "block", block, elements, IN_REGISTERS, vector)
         yield replace(plan, min_blocks=blocks_if_packed)
-
-
-def _over_the_grid(question: Question, *, asked: bool, may_read_again: bool) -> Iterator[Plan]:
-    """Give plans of rows in registers of as many blocks of the grid as hold one, which meet in memory.
-
-    asked: also where they are not said to be better. may_read_again: whether blocks of the grid may read rows again.
-    """
-    problem, numbers = question.problem, question.rules.apart
-    kinds = _kinds(problem)
-    for size, fewest, most, block, width, blocks, tiles, kind in numbers.over_the_grid:
-        better = fewest <= problem.cols <= most and not (problem.rounds or problem.interval_mask)
-        if size != problem.load_bytes or not (asked or (better and KINDS[kind] in kinds)):
-            continue
-        lanes, vector, room = (
-            _lanes(question, width),
-            _vector(question),
-            _most_elements_over_the_grid(question),
-        )
-        least = math.ceil(problem.cols / (block // lanes * room))
-        if asked and least == 1 and problem.cols > 1:
-            least = 2
-        all_tiles, at_once = math.ceil(problem.rows / (lanes * vector)), question.limits.sm_count * blocks
-        if not asked and all_tiles < tiles * (at_once // least):  # too few for blocks that go through tiles
-            continue
-        fewest_blocks, fewest_tiles = numbers.held_over_the_grid
-        better_again = (
-            may_read_again and least >= fewest_blocks and at_once // least < all_tiles < fewest_tiles
-        )
-        if better_again and not asked:
-            continue  # blocks wait for one another for longer than it takes to read rows again
-        ctas = _share_of_the_grid(question, least, all_tiles, at_once)
-        part = _part(problem, ctas, block // lanes, vector)
-        plan = _tiling(question, lanes, ctas, "split", block, part, IN_REGISTERS, vector)
-        yield replace(plan, variant="split", min_blocks=blocks)
-
-
-def _share_of_the_grid(question: Question, least: int, tiles: int, at_once: int) -> int:
-    """Return how many of the blocks that run at once share a tile: `least`, and more where some would be left over."""
-    groups = max(1, min(tiles, at_once // least))
-    return max(least, min(at_once // groups, question.problem.cols // question.rules.apart.least_part))
-
-
-def _again_over_the_grid(question: Question, *, asked: bool) -> Iterator[Plan]:
-    """Give plans of rows that wait nowhere, of which blocks of the whole grid read parts, and meet in memory.
-
-    asked: also where they are not said to be better.
-    """
-    problem, numbers = question.problem, question.rules.apart
-    most_vector, usual, fewer, most_elements = numbers.again_over_the_grid[problem.load_bytes]
-    if problem.rounds:
-        most_vector = min(most_vector, question.rules.rounds.apart_vector)
-    vector = min(problem.vector, most_vector)
-    lanes, blocks = _stretch(question, vector)
-    tiles = math.ceil(problem.rows / (lanes * vector))
-    ctas = _share_that_fills(question, tiles) if asked or _leave_idle(question) else 0
-    ctas = ctas or (_share_of_the_grid(question, 1, tiles, question.limits.sm_count) if asked else 0)
-    if not ctas:
-        return
-    for block in blocks:
-        wanted = (usual if block <= numbers.stretches[0] else fewer) * REGISTER_BYTES // problem.compute_bytes
-        elements = min(most_elements, _elements(question, wanted, vector))
-        for each in {max(1, elements >> power): None for power in range(MORE_IF_SPILLED + 1)}:
-            plan = _tiling(question, lanes, ctas, "split", block, each, NOWHERE, vector)
-            yield replace(plan, variant="split", min_blocks=1)
-
-
-def _share_that_fills(question: Question, tiles: int) -> int:
-    """Return how many blocks of the grid share a tile, so that few are left over; 0 if too many are.
-
-    Groups of blocks go through one tile each, or through several.
-    """
-    sms, parts = question.limits.sm_count, question.problem.cols // question.rules.apart.least_part
-    least = question.rules.apart.filled * min(sms, tiles * parts)
-    for turns in range(1, question.rules.apart.most_turns + 1):
-        ctas = _share_of_the_grid(question, 1, math.ceil(tiles / turns), sms)
-        if ctas > 1 and tiles * ctas >= turns * least:
-            return ctas
-    return 0
-
-
-def _leave_idle(question: Question) -> bool:
-    """Say whether clusters that read rows again would leave multiprocessors idle, for longer than the grid meets."""
-    problem, numbers = question.problem, question.rules.apart
-    fewest_read, least_bytes, blocks_read, fewest_stored, blocks_stored = numbers.left_idle
-    tiles = math.ceil(problem.rows / (_lanes(question, numbers.loops[1]) * _vector(question)))
-    blocks = tiles * question.max_ctas / question.limits.sm_count
-    if problem.output_bytes or problem.rounds:
-        return problem.cols >= fewest_stored and blocks < blocks_stored
-    long = problem.cols >= fewest_read and problem.rows * problem.cols * problem.load_bytes >= least_bytes
-    return long and blocks < blocks_read
-
-
-def _stretch(question: Question, vector: int) -> tuple[int, Sequence[int]]:
-    """Return how many threads lie side by side, and how many a block has that accesses whole stretches of memory.
-
-    All rows that are neighbours are a block's, or an even share of them. Each of its accesses to them begins at a line,
-    or at a sector, if a block has so many threads. The last number is for devices with less shared memory.
-    """
-    problem, (usual, enough, most, most_lanes) = question.problem, question.rules.apart.stretches
-    neighbours = max(1, problem.across // vector)
-    if problem.rounds:  # warps go through as many rounds as their rows ask for
-        return power_of_two_to(min(neighbours, WARP)), (usual,)
-    lanes = math.ceil(neighbours / math.ceil(neighbours / most_lanes))
-    if lanes <= WARP and is_power_of_two(lanes):
-        return lanes, (usual,)
-    width, fewest = lanes * vector * problem.load_bytes, usual // lanes * lanes
-    threads = fewest
-    for size in (LINE_BYTES, SECTOR_BYTES):
-        unit = size // math.gcd(size, width) * lanes
-        if unit <= most:
-            threads = usual // unit * unit
-            threads = threads if threads >= enough else most // unit * unit
-            break
-    blocks = (math.ceil(each / WARP) * WARP for each in (threads, fewest))
-    return lanes, tuple(dict.fromkeys(blocks))
-
-
-# what a row of `measured` or `over_the_grid` is for, by its last number
-KINDS = (
-    "all",
-    "in steps, x alone, a small state",
-    "not in steps",
-    "in steps, x alone",
-    "in steps, masked",
-    "in steps, operands",
-    "in steps, pairs",
-    "x alone or masked, as loaded",
-    "rounds",
-    "nothing stored",
-    "in steps, no operands, a large state",
-)
-
-
-def _kinds(problem: Problem) -> set[str]:
-    """Return which of KINDS a problem is of."""
-    if problem.rounds:
-        return {"rounds"}
-    found = {"all"}
-    if problem.in_steps and problem.load_operands:
-        found.add("in steps, pairs" if problem.fields > 1 else "in steps, operands")
-    elif problem.in_steps and problem.may_drop:
-        found.add("in steps, masked")
-    elif problem.in_steps:
-        found.add("in steps, x alone")
-        if problem.row_numbers < MOST_ROW_NUMBERS:
-            found.add("in steps, x alone, a small state")
-    elif problem.fields == 1 and not problem.has_scales:
-        found.add("not in steps")
-    alone = not problem.load_operands and problem.waits_as_loaded and problem.fields == 1
-    if alone and (problem.in_steps or not problem.may_drop):
-        found.add("x alone or masked, as loaded")
-    if problem.in_steps and not problem.load_operands and problem.row_numbers == MOST_ROW_NUMBERS:
-        found.add("in steps, no operands, a large state")
-    if problem.output_bytes == 0:
-        found.add("nothing stored")
-    return found
-
-
-def _most_elements_over_the_grid(question: Question) -> int:
-    """Return how many elements of each row a thread may have: fewer where what is asked of each takes registers."""
-    problem = question.problem
-    if problem.rounds:
-        return _elements(question, question.rules.rounds.elements)
-    if not problem.in_steps:
-        return _elements_held(question, question.rules.apart.over_the_grid_any[problem.load_bytes])
-    each = problem.fields * (1 + len(problem.epilogue_operands))
-    return most_numbers(problem) // _vector(question) // each
 
 
 def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
@@ -574,22 +330,22 @@ def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     found = [(block, width, most_ctas) for block, width, most_ctas in numbers.tilings[problem.load_bytes]]
     alone = [(found[0][0], numbers.alone_width, 1)]
     for block, width, most_ctas in (*alone, *found):
-        lanes = _lanes(question, width)
-        elements = _elements_held(question, min(most, limits.registers_per_sm // (2 * block)))
+        lanes = lanes_of(question, width)
+        elements = elements_held(question, min(most, limits.registers_per_sm // (2 * block)))
         least = math.ceil(problem.cols / (block // lanes * elements))
         may = [each for each in ctas if least <= each <= max(most_ctas, ctas[0])]
         if may and problem.load_operands and ctas[0] <= least < may[0]:
-            plan = _tiling(question, lanes, least, "block", block, elements, IN_REGISTERS)
-            may = [least, *may] if _fill_the_device(question, least, plan.min_blocks) else may
-        for each in _blocks_of_a_row(question, lanes * _vector(question), may):
+            plan = tiling(question, lanes, least, "block", block, elements, IN_REGISTERS)
+            may = [least, *may] if fill_the_device(question, least, plan.min_blocks) else may
+        for each in blocks_of_a_row(question, lanes * vector_of(question), may):
             part = math.ceil(math.ceil(problem.cols / each) / (block // lanes))
-            part = _in_parts(part) if _waits_packed(problem) and part > PARTS_ACROSS else part
+            part = in_parts(part) if waits_packed(problem) and part > PARTS_ACROSS else part
             if (
                 problem.rounds
-                and _registers(question, part, _vector(question)) * block > limits.registers_per_sm
+                and registers_of(question, part, vector_of(question)) * block > limits.registers_per_sm
             ):
                 continue
-            yield _tiling(question, lanes, each, "block", block, part, IN_REGISTERS)
+            yield tiling(question, lanes, each, "block", block, part, IN_REGISTERS)
 
 
 def _only_read(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
@@ -600,57 +356,18 @@ def _only_read(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     if problem.output_bytes or problem.rounds or problem.cols < (fewest_of_large if large else fewest):
         return
     block, width = numbers.loops
-    lanes = _lanes(question, width)
-    elements = _elements(question, numbers.again[problem.compute_bytes])
-    for each in _blocks_of_a_row(question, lanes * _vector(question), ctas, blocks):
-        yield _tiling(question, lanes, each, "uncached", block, elements, NOWHERE)
+    lanes = lanes_of(question, width)
+    elements = elements_of(question, numbers.again[problem.compute_bytes])
+    for each in blocks_of_a_row(question, lanes * vector_of(question), ctas, blocks):
+        yield tiling(question, lanes, each, "uncached", block, elements, NOWHERE)
 
 
 def _again(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     """Give plans whose rows wait nowhere: threads go through their part of a row twice, some elements at a time."""
     problem, numbers = question.problem, question.rules.apart
     block, width = numbers.loops
-    lanes = _lanes(question, width)
-    elements = _elements(question, numbers.again[problem.compute_bytes])
+    lanes = lanes_of(question, width)
+    elements = elements_of(question, numbers.again[problem.compute_bytes])
     for least in range(len(ctas)):
-        for each in _blocks_of_a_row(question, lanes * _vector(question), ctas[least:]):
-            yield _tiling(question, lanes, each, "uncached", block, elements, NOWHERE)
-
-
-def _tiling(
-    question: Question,
-    lanes: int,
-    ctas: int,
-    variant: str,
-    block: int,
-    elements: int,
-    waits: int,
-    vector: int = 0,
-) -> Plan:
-    limits, vector = question.limits, vector or _vector(question)
-    needed = _registers(question, elements, vector)
-    resident = max(1, min(limits.threads_per_sm // block, limits.registers_per_sm // (needed * block)))
-    return replace(
-        PLAIN,
-        variant="cluster" if ctas > 1 else variant,
-        vector=vector,
-        vectors=elements,
-        group=block // lanes,
-        ctas_per_row=ctas,
-        block=block,
-        across=lanes,
-        waits=waits,
-        min_blocks=min(resident, limits.blocks_per_sm),
-    )
-
-
-def _registers(question: Question, elements: int, vector: int) -> int:
-    """Return how many registers a thread wants that loads so many elements of each of its rows at a time."""
-    problem, numbers = question.problem, question.rules.apart
-    each, part = problem.value_bytes, 0
-    if _waits_packed(problem):
-        each, part = problem.load_bytes, PART_NUMBERS
-    held = vector * elements * (each + _beside(problem)) // REGISTER_BYTES
-    rounds = question.rules.rounds.apart_row_registers * problem.compute_bytes // REGISTER_BYTES
-    rounds *= problem.rounds
-    return numbers.registers + part + vector * (numbers.row_registers + rounds) + held
+        for each in blocks_of_a_row(question, lanes * vector_of(question), ctas[least:]):
+            yield tiling(question, lanes, each, "uncached", block, elements, NOWHERE)
