@@ -293,6 +293,11 @@ FORMS = (
 )
 DTYPES = ("float16", "float32", "float64")  # bfloat16 is planned as float16
 ROWS = (1, 16, 100, 8192, 49152)
+SIDE_BY_SIDE = (
+    30,
+    65536,
+)  # rows that are neighbours in memory, whose elements lie apart, and columns of these
+SIDE_BY_SIDE_COLS = (1, 77, 100, 320, 1000, 5001, 50257, 300000)
 LARGEST_BYTES = 2 << 30  # of x: a further result of a call is allocated, though not touched
 USUAL_COLS = (77, 100, 320, 768, 1000, 1600, 2560, 3000, 5001, 5120, 17408, 20480, 50257, 128256, 300000)
 RANDOM_COLS = 6
@@ -331,13 +336,17 @@ def _all_calls() -> Iterator[dict[str, Any]]:
             yield {**what, "rows": rows}
         for place in ({"offset": 1}, {"offset": 1, "apart": True}, {"gap": 1}, {"gap": 16 // size}):
             yield {**what, "rows": min(4096, most), **place}
+        for rows in dict.fromkeys(min(each, most) for each in SIDE_BY_SIDE if width in SIDE_BY_SIDE_COLS):
+            yield {**what, "rows": rows, "transposed": True}
 
 
 CALLS_AT_ONCE = 200
 
 
 def _plan(some: Sequence[dict[str, Any]]) -> list[str]:
-    plans = (commit.plans(commit.Call(**each)) for each in some)
+    known = set(commit.Call._fields)
+    none = {"none": {"error": "this commit does not know such calls"}}
+    plans = (commit.plans(commit.Call(**each)) if known >= set(each) else none for each in some)
     return [
         "\t".join(json.dumps(what, sort_keys=True) for what in pair) for pair in zip(some, plans, strict=True)
     ]

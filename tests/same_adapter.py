@@ -41,7 +41,8 @@ class Call(NamedTuple):
 
     form: an entry of forms.FORMS. parameters: the dtype of gamma and beta, None where they are not given. offset: how
     many elements behind an aligned address x and the result begin. gap: elements between two rows of both.
-    apart: the result is aligned and contiguous all the same.
+    apart: the result is aligned and contiguous all the same. transposed: rows are neighbours in memory, element by
+    element, and the elements of a row lie as far apart as there are rows; offset and gap are 0.
     """
 
     form: str
@@ -52,6 +53,7 @@ class Call(NamedTuple):
     offset: int = 0
     gap: int = 0
     apart: bool = False
+    transposed: bool = False
 
 
 class Kernel(NamedTuple):
@@ -145,6 +147,7 @@ def normal(plan: Plan) -> dict[str, Any]:
         "min_blocks": plan.min_blocks,
         "resident_blocks": plan.resident_blocks,
         "waves": round(plan.waves, 6),
+        **({"rows_side_by_side": plan.across, "waits": plan.waits} if plan.across else {}),
     }
 
 
@@ -196,9 +199,19 @@ class _Layout:
         }
 
 
-def _array(number: int, shape: tuple[int, ...], dtype: Any, offset: int = 0, gap: int = 0) -> np.ndarray:
+def _array(
+    number: int,
+    shape: tuple[int, ...],
+    dtype: Any,
+    offset: int = 0,
+    gap: int = 0,
+    *,
+    transposed: bool = False,
+) -> np.ndarray:
     """Return an array that must not be read; each number has addresses of its own, 16 TiB apart."""
     size = dtype.itemsize
+    if transposed:
+        return _array(number, shape[::-1], dtype).T
     strides = [size]
     for extent in reversed(shape[1:]):
         strides.append(extent * strides[-1] + (gap * size if len(strides) == 1 else 0))
@@ -222,12 +235,13 @@ def _lowered(call: Call) -> Any:
         elif holds == "result":
             if name == "y":
                 placed = {} if call.apart else {"offset": call.offset, "gap": call.gap}
-                arrays[name] = _array(number, shape, _quantized(form, kind), **placed)
+                of_y = _quantized(form, kind)
+                arrays[name] = _array(number, shape, of_y, **placed, transposed=call.transposed)
         elif holds == "divisors":  # gigabytes that nobody looks at
             arrays[name] = _array(number, shape, kind)
         elif name == "x" or len(shape) > 1:
             placed = {"offset": call.offset, "gap": call.gap if name == "x" else 0}
-            arrays[name] = _array(number, shape, kind, **placed)
+            arrays[name] = _array(number, shape, kind, **placed, transposed=call.transposed)
         else:
             arrays[name] = _array(number, shape, kind)
     out = arrays.pop("y")
