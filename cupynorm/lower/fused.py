@@ -294,14 +294,12 @@ def fused_spec(
     mirror = op.mirror(compute, stats, eps)
     gamma, beta = (column(columns.get(name), shape) for name in ("gamma", "beta"))
     numbered = stats or what.sums is not None  # rows, by their places
-    arrays = (x, *what.outs, *(() if what.loaded is None else (what.loaded,)))
-    apart = lies_apart(x, axes, *arrays[1:])
-    in_runs = apart and what.sums is None and all(is_in_runs(each, axes) for each in arrays)
+    apart = lies_apart(x, axes, *_written(what))
+    in_runs = apart and what.sums is None and all(is_in_runs(each, axes) for each in (x, *_written(what)))
     apart = apart and not in_runs
     order = tuple(range(len(x.shape) - axes)) if numbered or apart else _order(x, axes, what)
     x, what = x.reordered(order), _loaded(x, what).reordered(order)
-    written = what.outs if what.loaded is None else (*what.outs, what.loaded)
-    written = written or (x,)  # nothing is: rows are cut as x is aligned
+    written = _written(what) or (x,)  # nothing is: rows are cut as x is aligned
     problem = _problem(
         x, written, axes, compute, columns, what, apart=apart, in_runs=in_runs, rounds=op.rounds
     )
@@ -333,6 +331,11 @@ def fused_spec(
     header = "row/variants_apart.cuh" if apart else "row/variants.cuh"
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header=header)
     return KernelSpec(text, ROW_KERNEL, types, whole, problem)
+
+
+def _written(what: Around) -> tuple[View, ...]:
+    """Return the arrays that are written, those of results first."""
+    return what.outs if what.loaded is None else (*what.outs, what.loaded)
 
 
 def _vectors(problem: Problem, first: View, *, short: bool, apart: bool) -> Vectors:
@@ -486,7 +489,7 @@ def _problem(
     """Return the problem, without what else the op says and the registers of the functions."""
     vector = vector_width(x, written[0], axes, *written[1:])
     if in_runs:
-        vector = functools.reduce(lambda most, each: run_width(each, axes, most), (x, *written), vector)
+        vector = run_width(vector, axes, x, *written)
     drops, labels = (any(isinstance(each, kind) for each in what.operands) for kind in (Dropout, Label))
     cols = math.prod(x.shape[len(x.shape) - axes :])
     alignment = None if in_runs else common_alignment(x, written, axes)

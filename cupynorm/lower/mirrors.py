@@ -110,10 +110,15 @@ def is_in_runs(each: View, axes: int) -> bool:
     return each.split(axes)[1].collapsed()[1][-1] == 1
 
 
-def run_width(each: View, axes: int, most: int) -> int:
-    """Return how many elements of a run, at most `most`, one access may move at each multiple of so many columns."""
-    extents, strides = each.split(axes)[1].collapsed()
-    return math.gcd(most, extents[-1], *strides[:-1])
+def run_width(most: int, axes: int, *views: View) -> int:
+    """Return how many elements of a run one access may move in each array, at each multiple of so many columns.
+
+    most: as many at most, and a divisor of it.
+    """
+    for each in views:
+        extents, strides = each.split(axes)[1].collapsed()
+        most = math.gcd(most, extents[-1], *strides[:-1])
+    return most
 
 
 def store_to(out: View, axes: int, vectors: Vectors) -> Struct:
@@ -259,7 +264,7 @@ class Vectors(NamedTuple):
         widest = max(1, ACCESS_BYTES // stretched.dtype.itemsize)
         if self.like is None:
             found = math.gcd(self.width, widest, *_starts(stretched, axes))
-            found = run_width(stretched, axes, found) if self.in_runs else found
+            found = run_width(found, axes, stretched) if self.in_runs else found
             return 0 if self.realigned and found < min(self.width, widest) else found
         same = _misalignment(stretched, axes, self.width) == _misalignment(self.like, axes, self.width)
         return min(self.width, widest) if same else 0
