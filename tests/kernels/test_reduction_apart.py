@@ -11,10 +11,11 @@ import pytest
 from cupynorm.invoke import row_ops
 from cupynorm.ops.norm import LAYER_NORM
 from cupynorm.ops.softmax import SOFTMAX
-from cupynorm.plan.config import IN_REGISTERS, PLAIN, DoesNotFitError, Plan
+from cupynorm.plan.config import DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
 from tests import simulator
 from tests.kernels.test_across import DIGITS, drawn, expected, run
+from tests.tilings_apart import tiling_apart
 
 
 @pytest.fixture(autouse=True)
@@ -29,17 +30,7 @@ def twins(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def held(cols: int, vector: int, lanes: int, block: int, ctas: int) -> Plan:
     group = block // lanes
-    return dataclasses.replace(
-        PLAIN,
-        variant="cluster" if ctas > 1 else "block",
-        vector=vector,
-        vectors=math.ceil(math.ceil(cols / ctas) / group),
-        group=group,
-        across=lanes,
-        block=block,
-        ctas_per_row=ctas,
-        waits=IN_REGISTERS,
-    )
+    return tiling_apart(vector, math.ceil(math.ceil(cols / ctas) / group), lanes, block, ctas)
 
 
 # one thread for each row or for many, some for each, and as many as there are warps or blocks; whole rounds of columns

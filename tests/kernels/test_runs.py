@@ -51,6 +51,19 @@ def test_ops(shape: tuple[int, ...], axis: tuple[int, ...], dtype: str) -> None:
     agrees(cupynorm.add_rms_norm, x, drawn(*shape, dtype=dtype), g, axis=axis, dtype=dtype)
 
 
+def test_gradients_and_fusions() -> None:
+    shape, axis = (4, 3, 8), (0, 2)
+    x, dy, g = drawn(*shape), drawn(*shape), drawn(4, 8)
+    gated = cupynorm.fuse(cupynorm.softmax, load=lambda x, t: x * 0.5 + t, store=lambda y, t: y * t)
+
+    agrees(cupynorm.layer_norm_backward, dy, x, g, axis=axis)
+    agrees(cupynorm.add_rms_norm_backward, dy, drawn(*shape), x, g, axis=axis)
+    agrees(cupynorm.softmax_backward, dy, cupynorm.softmax(x, axis=axis), axis=axis)
+    agrees(cupynorm.add_layer_norm, x, dy, g, g, axis=axis, dropout=0.3, seed=3)
+    agrees(gated, x, drawn(*shape), drawn(*shape), axis=axis)
+    agrees(cupynorm.logsumexp, x, axis=axis)
+
+
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_every_variant_holds_rows_in_runs(variant: str) -> None:
     shape, axis = (16, 3, 64), (0, 2)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 from typing import Any
 
 import numpy as np
@@ -11,9 +10,10 @@ import pytest
 import cupynorm
 from cupynorm._dtypes import dtype_of
 from cupynorm.invoke import row_ops
-from cupynorm.plan.config import EVENLY, IN_REGISTERS, PLAIN, Plan
+from cupynorm.plan.config import EVENLY, Plan
 from tests import simulator
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
+from tests.tilings_apart import tiling_apart
 
 DIGITS = {"float16": 4e-3, "float32": 2e-5, "float64": 1e-12, "uint16": 2e-5, "uint8": 2e-5}
 CALLS: dict[str, Any] = {
@@ -41,17 +41,7 @@ def columns(x: Any) -> tuple[Any, Any]:
 
 
 def tiling(cols: int, vector: int, lanes: int, down: int, ctas: int = 1) -> Plan:
-    return dataclasses.replace(
-        PLAIN,
-        variant="cluster" if ctas > 1 else "block",
-        vector=vector,
-        vectors=-(-cols // (down * ctas)),
-        group=down,
-        across=lanes,
-        block=lanes * down,
-        ctas_per_row=ctas,
-        waits=IN_REGISTERS,
-    )
+    return tiling_apart(vector, -(-cols // (down * ctas)), lanes, lanes * down, ctas)
 
 
 def drawn(dtype: str, *shape: int) -> Any:

@@ -17,13 +17,14 @@ from cupynorm.lower.backward import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
 from cupynorm.lower.gradients import Added, Normed, ParameterSums, norm_gradient
 from cupynorm.lower.sums import nowhere, row_groups_apart
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import EVENLY, PLAIN, Plan
+from cupynorm.plan.config import EVENLY, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.rules import rules_of
 from cupynorm.runtime import compiler, nvrtc
 from tests import SLOW, simulator
 from tests.build_gate import begins_too_soon, code_of, endless_waits, stalls_a_cluster
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
+from tests.tilings_apart import tiling_apart
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -83,17 +84,7 @@ class Given:
 
 
 def tiling(vector: int, elements: int, lanes: int, block: int, ctas: int = 1) -> Plan:
-    return dataclasses.replace(
-        PLAIN,
-        variant="cluster" if ctas > 1 else "block",
-        vector=vector,
-        vectors=elements,
-        group=block // lanes,
-        across=lanes,
-        block=block,
-        ctas_per_row=ctas,
-        waits=EVENLY,
-    )
+    return tiling_apart(vector, elements, lanes, block, ctas, waits=EVENLY)
 
 
 def in_one_pass(plans: Sequence[Plan]) -> bool:

@@ -13,13 +13,14 @@ import cupynorm
 from cupynorm.call import asking
 from cupynorm.invoke import row_ops
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import NOWHERE, PLAIN, Plan
+from cupynorm.plan.config import NOWHERE, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.rules import rules_of
 from cupynorm.runtime import compiler, nvrtc
 from tests import SLOW, simulator
 from tests.build_gate import begins_too_soon, code_of, endless_waits
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
+from tests.tilings_apart import tiling_apart
 
 RNG = np.random.default_rng(74)
 ROUNDED: dict[str, Any] = {"rtol": 2e-5, "atol": 2e-5}
@@ -32,17 +33,7 @@ def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 
 def shared(vector: int, lanes: int, parts: int, *, block: int = 64, elements: int = 2) -> Plan:
-    return dataclasses.replace(
-        PLAIN,
-        variant="split",
-        vector=vector,
-        vectors=elements,
-        group=block // lanes,
-        across=lanes,
-        block=block,
-        ctas_per_row=parts,
-        waits=NOWHERE,
-    )
+    return tiling_apart(vector, elements, lanes, block, parts, variant="split", waits=NOWHERE)
 
 
 # columns, and how they are shared: lanes of a warp, of half of one (some are left over), of no power of two; tiles of

@@ -13,13 +13,14 @@ from cupynorm.lower.fused import Around, fused_spec
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import IN_REGISTERS, PLAIN, WHOLE_COLUMNS, Plan
+from cupynorm.plan.config import WHOLE_COLUMNS, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.runtime import compiler, nvrtc
 from tests import SLOW, simulator
 from tests.build_gate import disassemble, nvdisasm, spills
 from tests.kernels.test_across import DIGITS, drawn, expected, run, spec_of
 from tests.simulator import simulated  # noqa: F401  a fixture
+from tests.tilings_apart import tiling_apart
 
 
 @pytest.fixture(autouse=True)
@@ -28,30 +29,16 @@ def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     return simulated
 
 
-def tiling(vector: int, elements: int, lanes: int, block: int, ctas: int = 1) -> Plan:
-    return dataclasses.replace(
-        PLAIN,
-        variant="cluster" if ctas > 1 else "block",
-        vector=vector,
-        vectors=elements,
-        group=block // lanes,
-        across=lanes,
-        block=block,
-        ctas_per_row=ctas,
-        waits=IN_REGISTERS,
-    )
-
-
 # one element of a row, parts that are no power of two, one warp, clusters; gamma and beta that have no room in shared
 # memory. The last tile has rows for some of its threads only.
 @pytest.mark.parametrize(
     ("cols", "plan"),
     [
-        (8, tiling(4, 1, 4, 32)),
-        (96, tiling(4, 12, 4, 32)),
-        (192, tiling(2, 24, 8, 64)),
-        (256, tiling(4, 16, 16, 128, 2)),
-        (2 * WHOLE_COLUMNS, tiling(1, 32, 1, 64)),
+        (8, tiling_apart(4, 1, 4, 32)),
+        (96, tiling_apart(4, 12, 4, 32)),
+        (192, tiling_apart(2, 24, 8, 64)),
+        (256, tiling_apart(4, 16, 16, 128, 2)),
+        (2 * WHOLE_COLUMNS, tiling_apart(1, 32, 1, 64)),
     ],
 )
 @pytest.mark.parametrize("dtype", [*DIGITS] if SLOW else ["float16", "bfloat16", "float32"])
@@ -69,7 +56,7 @@ def test_whole_rows_are_right(dtype: str, cols: int, plan: Plan) -> None:
 def test_a_shift_of_halves_changes_no_softmax(offset: float) -> None:
     # 2^(x log2(e) - max): the maximum, once rounded, is the same number everywhere
     host = (np.random.default_rng(0).integers(-4, 4, (1, 256, 64)) * 32.0 + offset).astype(np.float16)
-    found, plan = run(SOFTMAX, host, tiling(4, 16, 16, 128, 2))
+    found, plan = run(SOFTMAX, host, tiling_apart(4, 16, 16, 128, 2))
     assert plan.full
     np.testing.assert_allclose(found, expected(SOFTMAX, host), rtol=1e-3, atol=1e-7)
 
@@ -82,7 +69,7 @@ def test_infinite_and_missing_halves_are_as_for_numpy() -> None:
     host[0, ::3, 3] = -np.inf
     with np.errstate(invalid="ignore"):
         wanted = expected(SOFTMAX, host)[0]
-    found, plan = run(SOFTMAX, host, tiling(4, 16, 16, 128, 2))
+    found, plan = run(SOFTMAX, host, tiling_apart(4, 16, 16, 128, 2))
     assert plan.full
     assert np.isnan(found[0, 1]).all()
     assert np.isnan(found[0, 2]).all()
@@ -93,7 +80,7 @@ def test_infinite_and_missing_halves_are_as_for_numpy() -> None:
 
 def test_a_row_of_one_number_has_no_deviation() -> None:
     host = np.full((1, 256, 64), 1000, np.float16)
-    found, _ = run(LAYER_NORM, host, tiling(4, 16, 16, 128, 2))
+    found, _ = run(LAYER_NORM, host, tiling_apart(4, 16, 16, 128, 2))
     np.testing.assert_array_equal(found[0], np.tile(found[0, 0], (64, 1)))
     np.testing.assert_allclose(found, expected(LAYER_NORM, host), rtol=1e-3)
 

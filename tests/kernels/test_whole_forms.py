@@ -12,10 +12,11 @@ import pytest
 import cupynorm
 from cupynorm._dtypes import dtype_of
 from cupynorm.invoke import row_ops
-from cupynorm.plan.config import EVENLY, IN_REGISTERS, PLAIN, Plan
+from cupynorm.plan.config import EVENLY, Plan
 from tests import simulator
 from tests.sampling import in_pairs
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
+from tests.tilings_apart import tiling_apart
 
 DIGITS = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-12}
 # neighbouring rows and elements of a thread, threads side by side, threads of a block, blocks of a row (0: of the grid)
@@ -43,17 +44,8 @@ def tiling(cols: int, numbers: tuple[int, ...], most: int) -> Plan:
     elements = min(elements, most // vector)
     ctas = ctas and max(ctas, -(-cols // (elements * group)))
     share = -(-cols // (ctas or 4))
-    return dataclasses.replace(
-        PLAIN,
-        variant="split" if ctas == 0 else "cluster" if ctas > 1 else "block",
-        vector=vector,
-        vectors=max(1, -(-share // group)),
-        group=group,
-        across=lanes,
-        block=block,
-        ctas_per_row=max(1, ctas),
-        waits=IN_REGISTERS,
-    )
+    variant = "split" if ctas == 0 else ""
+    return tiling_apart(vector, max(1, -(-share // group)), lanes, block, max(1, ctas), variant=variant)
 
 
 def on_device(each: Any) -> Any:
