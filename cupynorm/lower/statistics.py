@@ -59,7 +59,8 @@ CLIP_PASS = RowOp(
     numbers=CLIP_ON_CHIP.numbers,
 )
 # The numbers of a row between two passes, and the places of those that the next one needs: ClipProgress in
-# kernels/ops/sigma_clip.cuh. And how many steps a search for a median may take beyond one for each bit of a number.
+# kernels/ops/sigma_clip.cuh. And how many steps a search for a median may take beyond one for each bit of a number:
+# kStepsOfPasses there.
 PROGRESS = 17
 PROGRESS_LOW, PROGRESS_HIGH, PROGRESS_TO = range(3)
 SPARE_STEPS = 8

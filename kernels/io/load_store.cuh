@@ -145,7 +145,7 @@ struct ApartStore : Cols {
     void begin_at(int col) { pointer += this->offset(col); }
     T* address() const { return pointer; }
     template <int N>
-    static int head() {
+    static int head() {  // rows begin at vectors: others have shorter ones
       return 0;
     }
     template <int N, bool kWhole = false, typename Compute, typename Index>

@@ -112,7 +112,7 @@
 
 namespace cupynorm {
 
-// What is next for a row, which those combine that go on together.
+// What a row does next. Rows that go on together combine these bits.
 constexpr unsigned kRoundNext = 1, kStepNext = 2;
 
 struct RowOp {

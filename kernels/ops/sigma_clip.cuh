@@ -62,7 +62,8 @@ inline void sort(T (&x)[N]) {
   else if constexpr (2 * kMerged < N) sort<2 * kMerged, 2 * kMerged>(x);
 }
 
-// What a step of a search finds: how many elements are up to a number, the largest of these, the least of the others.
+// The result of a search step: how many elements are no larger than a number, the largest of these, and the least of
+// the others.
 template <typename T>
 struct UpTo : RowOp {
   using Compute = T;
@@ -106,20 +107,20 @@ struct UpTo : RowOp {
   }
 };
 
-// What a row waits for: a round, or a step of the search for its median.
+// A row's next pass over its elements: a round, or a step of the search for its median; or there is none.
 constexpr int kStatistics = 0, kMiddle = 1, kThrough = 2;
 
-// What is known of a row. The numbers are all of one type, because those of ClipPass lie in an array (PROGRESS in
+// How far a row has come. The numbers are all of one type, because those of ClipPass lie in an array (PROGRESS in
 // cupynorm/lower/statistics.py).
 template <typename T>
 struct ClipProgress {
   T low, high;  // bounds of what is kept
-  T to;         // up to where a step looks at it; inf in a round
-  T mean, std, least, most, count, centre;  // of what is kept; the last round's centre
-  T step, round;                    // what is waited for; rounds that are over
-  T first, last;                    // the middle lies between these elements: so many are less than
-  T before, reached;                // the first one, and so many no larger than the last one
-  T slow, taken;                    // steps in a row that have not halved how many these are; steps of this search
+  T to;         // a step counts the elements up to this number; inf in a round
+  T mean, std, least, most, count, centre;  // of what is kept; the centre of the last round
+  T step, round;      // kStatistics, kMiddle or kThrough; rounds that are over
+  T first, last;      // two elements: the median lies between them, or is one of them
+  T before, reached;  // how many elements are less than `first`, and how many are no larger than `last`
+  T slow, taken;      // steps in succession that have not halved the candidates; all steps of this search
 };
 
 // kMedian: the centre is the median, or the mean of the two middle elements. Else the mean.
@@ -329,10 +330,15 @@ struct ClipOnChip : OfClipped<ClipOnChip<T, kMedian>, T, kMedian, 0> {
   }
 };
 
+// Steps of a search for which there are kernels: one for each bit of a number, and SPARE_STEPS of
+// cupynorm/lower/statistics.py.
+template <typename T>
+constexpr int kStepsOfPasses = 8 * sizeof(T) + 8;
+
 // What is not kept comes as nan. kMedian: with each element comes the number up to which it is looked at.
 template <typename T, bool kMedian>
-struct ClipPass : OfClipped<ClipPass<T, kMedian>, T, kMedian, 8 * sizeof(T) + 8> {
-  using Base = OfClipped<ClipPass<T, kMedian>, T, kMedian, 8 * sizeof(T) + 8>;
+struct ClipPass : OfClipped<ClipPass<T, kMedian>, T, kMedian, kStepsOfPasses<T>> {
+  using Base = OfClipped<ClipPass<T, kMedian>, T, kMedian, kStepsOfPasses<T>>;
   using typename Base::Found;
   using typename Base::Progress;
   using Element = typename Conditional<kMedian, Fields<T, 2>, T>::Type;

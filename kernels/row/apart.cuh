@@ -214,8 +214,9 @@ inline void merge_own_rows(const SlotWords<Op>* slots, int part, Give give) {
   }
 }
 
-// Of rows that wait nowhere: what a block knows of each of a tile's rows goes to all blocks that share them, then from
-// each block the States of some rows. With all of them read by all blocks, 132 would read 70 MB of 128 rows.
+// The reduction of rows that wait nowhere, over the blocks of the grid that share them. Each block leaves the States of
+// its part of all rows, and merges all parts of some of the rows. If each block merged all of them, 132 blocks would
+// read 70 MB for 128 rows.
 template <class Op, class Shape, class Gather, class Meanwhile, class Finish>
 inline void reduce_over_grid(Gather gather, int part, GridMeeting* meeting, Meanwhile meanwhile, bool each_its_own,
     Finish finish) {

@@ -78,7 +78,7 @@ struct SearchOf<Op, false> {
   using Type = Op;
 };
 
-// What is next in a warp, all of whose lanes must call: steps, until no lane has one, then a round, or nothing.
+// What a warp does next: steps until no lane has one left, then a round, or nothing. All lanes must call.
 template <class Op>
 inline unsigned any_next(unsigned next) {
   if constexpr (Op::kSearches) {

@@ -15,7 +15,7 @@ namespace cupynorm {
 
 constexpr int kLineBytes = 128;
 
-// What one thread has: of a tile at a time, and the sums of its columns. All threads must call load of a group's first
+// A thread's part of one tile at a time, and the sums of its columns. All threads must call load of a group's first
 // tile, summarize and store of each, in this order, and write_sums behind the last one.
 template <class Op, class Load, class Store, int kLoadSums, int kStoreSums, class Shape>
 struct SummedTiles {

@@ -1,4 +1,4 @@
-"""What a tile of rows whose elements lie apart from one another consists of (kernels/row/apart.cuh), in numbers."""
+"""Tiles of rows whose elements lie apart: rows and elements of a thread, threads side by side, blocks of a row."""
 
 from __future__ import annotations
 
