@@ -25,7 +25,7 @@ BYTES = 300 << 20  # of x: several times what the level-2 cache holds
 INNER = 1024  # neighbouring rows of a middle axis
 LEAST_INNER = 64  # and of the first one
 TILE = 1 << 20  # random numbers that arrays repeat
-KEPT = 0.8  # of what a mask has
+KEPT = 0.8  # of what a mask has, and of a row by its length, on average
 COLS = (128, 365, 1000, 3000, 4096, 8192, 10000, 16384, 65536)
 
 Arrays = dict[str, Any]
@@ -35,10 +35,11 @@ class Timed(NamedTuple):
     """A form: the call, how many arrays of x's size it must move, and how many bytes an element beside them."""
 
     call: Callable[..., Any]
-    arrays: int
-    bytes: int = 0
+    arrays: float
+    bytes: float = 0
 
 
+GIVEN = cupynorm.Quantize("int8", 0.05)
 scaled_and_added = cupynorm.fuse(cupynorm.softmax, load=lambda x, t: x * 0.5 + t)
 
 
@@ -80,6 +81,40 @@ FORMS: dict[str, Timed] = {
     "moments, order 4": Timed(lambda a, **o: cupynorm.moments(a["x"], order=4, **o)[0], 1),
     "moments, where": Timed(lambda a, **o: cupynorm.moments(a["x"], where=a["where"], **o)[0], 1, bytes=1),
     "logsumexp": Timed(lambda a, **o: cupynorm.logsumexp(a["x"], **o), 1),
+    "softmax, lengths": Timed(
+        lambda a, **o: cupynorm.softmax(a["x"], lengths=a["lengths"], out=a["y"], **o), 1 + KEPT
+    ),
+    "layer_norm, lengths": Timed(
+        lambda a, **o: cupynorm.layer_norm(a["x"], *_columns(a), lengths=a["lengths"], out=a["y"], **o),
+        1 + KEPT,
+    ),
+    "standardize, lengths": Timed(
+        lambda a, **o: cupynorm.standardize(a["x"], lengths=a["lengths"], out=a["y"], **o), 1 + KEPT
+    ),
+    "moments, lengths": Timed(lambda a, **o: cupynorm.moments(a["x"], lengths=a["lengths"], **o)[0], KEPT),
+    "standardize, weights": Timed(
+        lambda a, **o: cupynorm.standardize(a["x"], weights=a["weights"], out=a["y"], **o), 3
+    ),
+    "moments, weights": Timed(lambda a, **o: cupynorm.moments(a["x"], weights=a["weights"], **o)[0], 2),
+    "cross_entropy": Timed(
+        lambda a, **o: cupynorm.cross_entropy(a["x"], a["labels"], return_grad=True, grad=a["y"], **o)[1], 2
+    ),
+    "add_layer_norm, dropout": Timed(
+        lambda a, **o: cupynorm.add_layer_norm(
+            a["x"], a["other"], *_columns(a), dropout=0.1, seed=7, return_sum=False, out=a["y"], **o
+        ),
+        3,
+    ),
+    "layer_norm, int8": Timed(
+        lambda a, **o: cupynorm.layer_norm(a["x"], *_columns(a), quantize=GIVEN, out=a["bytes"], **o),
+        1,
+        bytes=1,
+    ),
+    "layer_norm, int8 of rows": Timed(
+        lambda a, **o: cupynorm.layer_norm(a["x"], *_columns(a), quantize="int8", out=a["bytes"], **o)[0],
+        1,
+        bytes=1,
+    ),
 }
 
 
@@ -104,8 +139,13 @@ def arrays_of(shape: tuple[int, ...], axis: int, dtype: str) -> Arrays:
             found[at : at + TILE] = tile[: found.size - at]
         return found.reshape(shape)
 
+    cols, rows = shape[axis], shape[:axis] + shape[axis + 1 :]
+    shortest = round((2 * KEPT - 1) * cols)
+    lengths = cupy.asarray(random.integers(shortest, cols + 1, (*rows[:-1], 1 if axis else rows[-1])), "i4")
     found = {"x": repeated(numbers), "other": repeated(numbers), "where": repeated(kept)}
-    return found | {"y": cupy.empty(shape, kind), "columns": cupy.ones(shape[axis], kind)}
+    found |= {"y": cupy.empty(shape, kind), "columns": cupy.ones(cols, kind), "bytes": cupy.empty(shape, "i1")}
+    found |= {"lengths": lengths, "weights": repeated(abs(numbers))}
+    return found | {"labels": cupy.asarray(random.integers(0, cols, rows), "i4")}
 
 
 def copy_seconds(count: int) -> float:

@@ -451,22 +451,18 @@ def _is_of_row(given: Operand, axes: int) -> bool:
 
 def _in_steps(x: View, what: Around, axes: int) -> bool:
     """Say whether all that elements lying apart are computed from, and all results, lie at even distances: kInSteps."""
-    plain = what.counted is None and what.labelled is None
-    plain = plain and not what.scales
     arrays = [x, *what.outs, *(each for each in what.load_operands if isinstance(each, View))]
     if what.loaded is not None:
         arrays.append(what.loaded)
     if what.mask is not None:
         where = what.mask.views().get("where")
-        if what.mask.is_structural or where is None or is_per_row(where, axes):
-            return False  # an interval of each row
-        arrays.append(where)
+        arrays += [] if where is None or is_per_row(where, axes) else [where]
     loaded = not any(isinstance(each, (Dropout, Label)) for each in what.load_operands)
     stored = all(_is_of_row(each, axes) for each in what.store_operands)
     if what.sums is not None:  # the kernel has steps of what the results are computed from, too
         arrays += [each for each in what.store_operands if isinstance(each, View)]
         stored = not any(isinstance(each, (Dropout, Label)) for each in what.store_operands)
-    return plain and loaded and stored and all(_is_even(each, axes) for each in arrays)
+    return not what.scales and loaded and stored and all(_is_even(each, axes) for each in arrays)
 
 
 def _is_even(each: View, axes: int) -> bool:

@@ -63,7 +63,7 @@ struct FusedLoad : Cols {
   static constexpr bool kStoresComputed = Keep::kStoresComputed,
       kWaitsAsLoaded = kHasFewSteps<Function> && Operands_::kPerRow, kIdentity = kIsIdentity<Function>,
       kInSteps = kEvenlyApart<Cols> && Operands_::kInSteps && Mask_::kInSteps && Keep::kInSteps;
-  static constexpr bool kOperandsPerRow = Operands_::kPerRow;
+  static constexpr bool kOperandsPerRow = Operands_::kPerRow, kMaskBytes = Mask_::kBytes;
   static constexpr bool kAlone = kOperandsPerRow && !kDrops && !kStoresComputed;  // x and numbers of its rows
   const T* pointer;
   Strided<kAxes> rows;
@@ -131,6 +131,8 @@ struct FusedLoad : Cols {
       last = end <= 0 ? 0 : last < (end + N - 1) / N ? last : (end + N - 1) / N;
       if (first >= last || mask.interval.begin >= mask.interval.end) first = last = 0;
     }
+    // kInterval: the columns that a mask keeps at most, where pointers begin at a column of rows that are not long.
+    Bounds<int> interval() const { return {int(mask.interval.begin), int(mask.interval.end)}; }
     // Whether anything of a vector is kept: what lies outside the mask's interval is not read.
     template <int N, typename Index>
     bool reads(Index col) const {
@@ -302,7 +304,7 @@ struct FusedLoad : Cols {
     }
     return bits;
   }
-  // The same one by one, without a look at the mask; and its bytes, those of all rows in a word.
+  // The same one by one, without a look at the mask; and its bytes, those of all rows in a word, 0 for what it drops.
   template <int kRows, class Row, typename Index>
   static Vector<T, kRows> load_x_across(const Row (&rows)[kRows], Index col) {
     return load_vector<T, kRows>(rows[0].pointer + rows[0].offset(col));
@@ -339,9 +341,17 @@ struct FusedLoad : Cols {
   }
   template <int kRows, class Row, typename Index>
   static unsigned mask_bytes_across(const Row (&rows)[kRows], Index col) {
-    OfRows<Mask_, kRows> bytes;
-    bytes.load([&](int r) -> const auto& { return rows[r].mask; }, col);
-    return bytes.word();
+    unsigned word = ~0u;
+    if constexpr (kMaskBytes) {
+      OfRows<Mask_, kRows> bytes;
+      bytes.load([&](int r) -> const auto& { return rows[r].mask; }, col);
+      word = bytes.word();
+    }
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      if (kInterval && !rows[r].template reads<1>(column_of(col))) word &= ~(0xffu << 8 * r);
+    }
+    return word;
   }
   template <int kRows, class Row, typename Element, typename Index>
   static void store_computed_across(const Row (&rows)[kRows], const Element (&elements)[kRows], Index col) {

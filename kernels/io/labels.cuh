@@ -93,11 +93,13 @@ struct LabelledLoad : Inner {
 // What Inner makes of the results, from which the label's share is taken away in the column of a row's label before.
 template <class Inner, class Label>
 struct LabelledStore : Inner {
-  static constexpr bool kInSteps = false;
+  static constexpr bool kInSteps = kStoresInSteps<Inner>;
   Label label;
 
   struct RowPointer : Inner::RowPointer {
     typename Label::RowPointer label;
+    int column;  // the label's; negative: none. Counted as other columns are, of rows whose elements lie apart
+    void begin_at(int col) { Inner::RowPointer::begin_at(col), column -= col; }
     template <int N, bool kWhole = false, typename Compute, class Columns, class Operands, typename Index>
     void store(const Compute (&y)[N], const Columns& columns, const Operands& operands, Index col) const {
       Compute less[N];
@@ -119,10 +121,13 @@ struct LabelledStore : Inner {
     Compute less[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r)
-      less[r] = Index(rows[r].label.column()) == col ? y[r] - rows[r].label.share() : y[r];
+      less[r] = rows[r].column == column_of(col) ? y[r] - rows[r].label.share() : y[r];
     Inner::template store_across<kRows>(rows, less, columns, operands, col);
   }
-  RowPointer at(int64 row) const { return {Inner::at(row), label.at(row)}; }
+  RowPointer at(int64 row) const {
+    const auto own = label.at(row);
+    return {Inner::at(row), own, own.column()};
+  }
 };
 
 }  // namespace cupynorm

@@ -145,7 +145,7 @@ inline unsigned byte_of(const Packed& one) {
 }
 
 struct NoMask {
-  static constexpr bool kDrops = false, kWhole = true, kInterval = false, kInSteps = true;
+  static constexpr bool kDrops = false, kWhole = true, kBytes = false, kInterval = false, kInSteps = true;
   template <int N>
   using Packed = NoColumns;
   template <int N>
@@ -166,7 +166,7 @@ template <class Structure, class Where_>
 struct Mask {
   static constexpr bool kDrops = true, kWhole = Structure::kWhole && !Where_::kPerRow;
   static constexpr bool kBytes = Where_::kPresent && !Where_::kPerRow, kInterval = !kWhole;
-  static constexpr bool kInSteps = kWhole && kLoadsInSteps<Where_>;
+  static constexpr bool kInSteps = !kBytes || kLoadsInSteps<Where_>;
   Structure structure;
   Where_ where;
   int64 cols;
@@ -179,10 +179,13 @@ struct Mask {
     Bounds<typename Structure::Index> interval;
     typename Where_::RowPointer where;
 
-    void begin_at(int col) { where.begin_at(col); }
+    void begin_at(int col) {
+      if constexpr (kBytes) where.begin_at(col);
+      if constexpr (!kWhole) count_from(col);
+    }
     template <typename Index>
     void prefetch_across(Index col) const {
-      where.prefetch_across(col);
+      if constexpr (kBytes) where.prefetch_across(col);
     }
     template <int N, typename Index>
     bool reads(Index col) const {

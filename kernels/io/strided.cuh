@@ -20,6 +20,15 @@ template <typename Index>
 inline constexpr bool kIsStep = false;
 template <int kApart>
 inline constexpr bool kIsStep<Step<kApart>> = true;
+// How many columns behind the one that pointers begin at.
+template <typename Index>
+inline Index column_of(Index col) {
+  return col;
+}
+template <int kApart>
+inline int column_of(Step<kApart> step) {
+  return kApart * step.number;
+}
 // Whether columns that lie so are at one distance from one another, so that Steps say where they are.
 template <class Cols>
 inline constexpr bool kEvenlyApart = false;

@@ -9,10 +9,10 @@ namespace cupynorm {
 template <class Shape>
 using KeptOfRows = KeptElements<Shape::kVector * Shape::kElements>;
 
-// Finds them, given the pointers to the rows from the thread's first column on, and which elements it has. A word after
-// the other: unrolled, all would be loaded at once, to registers that are not free.
+// Those of which a byte of the mask says so, given the pointers to the rows from the thread's first column on, and which
+// elements it has. A word after the other: unrolled, all bytes would be loaded at once, to registers that are not free.
 template <class Load, class Shape, class Has>
-inline KeptOfRows<Shape> find_kept(const typename Load::RowPointer (&rows)[Shape::kVector], Has has) {
+inline KeptOfRows<Shape> find_kept_by_bytes(const typename Load::RowPointer (&rows)[Shape::kVector], Has has) {
   constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kOfQuad = 4 / kVector, kOfWord = 8 * kOfQuad,
       kWords = KeptOfRows<Shape>::kWords;
   KeptOfRows<Shape> kept;
@@ -44,6 +44,55 @@ inline KeptOfRows<Shape> find_kept(const typename Load::RowPointer (&rows)[Shape
     const unsigned bytes = Load::template mask_bytes_across<kVector>(sources, Step<Shape::kDown>{there ? j : 0});
     return there ? bytes : 0;
   });
+  return kept;
+}
+
+// How many of a thread's elements lie before a column, counted from the first of them.
+template <class Shape>
+inline int elements_before(int col) {
+  const unsigned count = (unsigned(col > 0 ? col : 0) + (Shape::kDown - 1)) / unsigned(Shape::kDown);
+  return count < unsigned(Shape::kElements) ? int(count) : Shape::kElements;
+}
+// Bits 7 - i of a byte, for those i of 0 .. 7 that are from `begin` on and before `end`.
+inline unsigned tops_between(int begin, int end) {
+  const unsigned first = begin < 0 ? 0 : begin < 8 ? begin : 8, last = end < 0 ? 0 : end < 8 ? end : 8;
+  return (0xffu >> first) & ~(0xffu >> last);
+}
+// Those that lie in their row's interval, before column `last`.
+template <class Load, class Shape>
+inline KeptOfRows<Shape> find_kept_by_intervals(const typename Load::RowPointer (&rows)[Shape::kVector], int last) {
+  constexpr int kVector = Shape::kVector, kOfQuad = 4 / kVector;
+  KeptOfRows<Shape> kept;
+#pragma unroll
+  for (int v = 0; v < kVector; ++v) {
+    const Bounds<int> interval = rows[v].interval();
+    const int begin = elements_before<Shape>(interval.begin),
+              end = elements_before<Shape>(interval.end < last ? interval.end : last);
+#pragma unroll
+    for (int w = 0; w < KeptOfRows<Shape>::kWords; ++w) {
+#pragma unroll
+      for (int i = 0; i < kOfQuad; ++i) {  // every kOfQuad-th element has its bit in the same byte
+        const unsigned tops = tops_between(
+            (begin + (kOfQuad - 1 - i)) / kOfQuad - 8 * w, (end + (kOfQuad - 1 - i)) / kOfQuad - 8 * w);
+        kept.word[w] |= tops << 8 * (i * kVector + v);
+      }
+    }
+  }
+  return kept;
+}
+
+// Finds them, given the pointers to the rows from the thread's first column on, and which elements it has: those before
+// column `last`, counted from there.
+template <class Load, class Shape, class Has>
+inline KeptOfRows<Shape> find_kept(const typename Load::RowPointer (&rows)[Shape::kVector], Has has, int last) {
+  KeptOfRows<Shape> kept;
+  if constexpr (Load::kMaskBytes) kept = find_kept_by_bytes<Load, Shape>(rows, has);
+  if constexpr (Load::kInterval) {
+    const KeptOfRows<Shape> within = find_kept_by_intervals<Load, Shape>(rows, last);
+#pragma unroll
+    for (int w = 0; w < KeptOfRows<Shape>::kWords; ++w)
+      kept.word[w] = Load::kMaskBytes ? kept.word[w] & within.word[w] : within.word[w];
+  }
   return kept;
 }
 

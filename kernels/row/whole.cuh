@@ -13,7 +13,7 @@ constexpr int kWholeColumns = 1024;
 
 template <class Op, class Load, class Store>
 inline constexpr bool are_in_steps() {
-  if constexpr (Load::kInSteps && kStoresInSteps<Store>) return !Op::kOwnNumber;
+  if constexpr (Load::kInSteps) return kStoresInSteps<Store>;
   else return false;
 }
 template <class Op, class Load, class Store, class Shape>
@@ -109,10 +109,11 @@ struct WholeRows {
   int begin, held, first;   // the block's first column, how many it has, and the thread's first
   bool here;                // whether the thread has rows: all of a vector, or none. Else it reads the first ones
   Sources sources;
+  Bounds<int> read;  // by which columns, counted from the first, a mask that keeps intervals drops what is not read
   typename Store::RowPointer targets[kVector];
   KeptOfRows<Shape> kept;
   Element x[kVector][kPart];  // a part of what was loaded
-  Compute pivot[kVector];
+  Compute pivot[kVector];  // or each row's own number
   typename Op::State mine[kVector], total[kVector];
   typename Op::Row whole[kVector];
 
@@ -140,13 +141,27 @@ struct WholeRows {
 #pragma unroll
     for (int v = 0; v < kVector; ++v) sources[v] = a.load.at(row < a.rows ? row + v : 0), sources[v].begin_at(first);
   }
-  void fetch(const Sources& sources, int j) {
-    loaded[j] = Load::template load_x_across<kVector>(sources, Step<kDown>{has(j) ? j : 0});
+  // What a mask keeps an interval of: columns from the first on, of any of the rows.
+  static Bounds<int> interval_of(const Sources& sources) {
+    Bounds<int> all = sources[0].interval();
+#pragma unroll
+    for (int v = 1; v < kVector; ++v) {
+      const Bounds<int> own = sources[v].interval();
+      all = {own.begin < all.begin ? own.begin : all.begin, own.end > all.end ? own.end : all.end};
+    }
+    return all;
+  }
+  bool reads(const Bounds<int>& read, int j) const {
+    return !Load::kInterval || (j * kDown >= read.begin && j * kDown < read.end);
+  }
+  void fetch(const Sources& sources, const Bounds<int>& read, int j) {
+    if constexpr (Load::kInterval) loaded[j] = {};
+    if (reads(read, j)) loaded[j] = Load::template load_x_across<kVector>(sources, Step<kDown>{has(j) ? j : 0});
   }
   void prefetch_next() const {
     prefetch_tile<Shape>(a.load, a.rows, at.next, [&](auto& source) { source.begin_at(first); },
         [&](const auto& source, int j) {
-      if (has(j)) source.prefetch_across(Step<kDown>{j});
+      if (has(j) && source.template reads<1>(j * kDown)) source.prefetch_across(Step<kDown>{j});
       if constexpr (Load::kDrops) {  // all of it, as none is in registers yet
         if (has(2 * j)) source.mask.prefetch_across(Step<kDown>{2 * j});
         if (has(2 * j + 1)) source.mask.prefetch_across(Step<kDown>{2 * j + 1});
@@ -168,17 +183,22 @@ struct WholeRows {
   void load() {
     const int64 row = row_of(at.tile);
     go_to(sources, row);
+    if constexpr (Load::kInterval) read = interval_of(sources);
     if (is_first_tile()) {
 #pragma unroll
-      for (int j = 0; j < kElements; ++j) fetch(sources, j);
+      for (int j = 0; j < kElements; ++j) fetch(sources, read, j);
     }
     if (meet_for_long(at.parts)) prefetch_next();
     // ---- while they are on their way
 #pragma unroll
     for (int v = 0; v < kVector; ++v) targets[v] = a.store.at(here ? row + v : 0), targets[v].begin_at(first);
+    if constexpr (Op::kOwnNumber) {
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) pivot[v] = a.load.at(here ? row + v : 0).own_number();
+    }
     if constexpr (kConverted) convert_parameters();
     if constexpr (Load::kDrops) {
-      kept = find_kept<Load, Shape>(sources, [this](int j) { return has(j); });
+      kept = find_kept<Load, Shape>(sources, [this](int j) { return has(j); }, held - down);
       if constexpr (Own::kAny) drop_halves<Shape>(kept, loaded);
     }
   }
@@ -206,7 +226,9 @@ struct WholeRows {
       auto fetch_batch = [&](int first) {
 #pragma unroll
         for (int j = 0; j < kBatch; ++j) {
-          const Step<kDown> step = {has(from + first + j) ? from + first + j : 0};
+          const int number = from + first + j;
+          if (!reads(read, number)) continue;
+          const Step<kDown> step = {has(number) ? number : 0};
           Load::template load_operands_across<kVector>(sources, step, operands[first / kBatch % 2][j]);
         }
       };
@@ -263,8 +285,10 @@ struct WholeRows {
     take_states<Shape>(running, mine, pivot);
   }
   void summarize() {
+    if constexpr (!Op::kOwnNumber) {
 #pragma unroll
-    for (int v = 0; v < kVector; ++v) pivot[v] = 0;
+      for (int v = 0; v < kVector; ++v) pivot[v] = 0;
+    }
     if constexpr (Own::kAny) {
       summarize_halves();
     } else if constexpr (kPacked) {
@@ -278,7 +302,7 @@ struct WholeRows {
       }
     }
 #pragma unroll
-    for (int v = 0; v < kVector; ++v) total[v] = mine[v];
+    for (int v = 0; v < kVector; ++v) total[v] = mine[v] = with_own<Op>(mine[v], pivot[v]);
     reduce_apart<Op, Shape>(total, pivot, places, part, 0, [&] {
       if (!meet_for_long(at.parts)) prefetch_next();
     });
@@ -308,7 +332,7 @@ struct WholeRows {
   }
   // kNext: each element's place gets that of the next tile.
   template <bool kNext>
-  void store(const Sources& next) {
+  void store(const Sources& next, const Bounds<int>& read_next) {
 #pragma unroll
     for (int from = 0; from < kElements; from += kPart) {
       // a thread of which some tile is the last has a next one
@@ -327,7 +351,7 @@ struct WholeRows {
           }
           store_at<kVector>(targets, y, from + j);
         }
-        if constexpr (kNext) fetch(next, from + j);
+        if constexpr (kNext) fetch(next, read_next, from + j);
       }
     }
   }
@@ -367,13 +391,15 @@ inline bool go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
   rows.summarize();
   rows.finish();
   typename Rows::Sources next;
+  Bounds<int> read;
   if (Shape::kOfGrid && at.next * Shape::kRows < a.rows) {
     rows.go_to(next, rows.row_of(at.next));
-    rows.template store<true>(next);
+    if constexpr (Load::kInterval) read = Rows::interval_of(next);
+    rows.template store<true>(next, read);
     rows.look_later();
     return true;
   }
-  rows.template store<false>(next);
+  rows.template store<false>(next, read);
   rows.look_later();
   if constexpr (Shape::kOfGrid) exit_thread();  // `loaded` does not wait for a tile that is not there
   return false;

@@ -101,6 +101,59 @@ def test_masks(case: tuple[str, str, str]) -> None:
     compare(getattr(cupynorm, call), (x,), dtype, numbers, where=mask_of(x))
 
 
+def lengths_of(x: Any, rows: tuple[int, ...]) -> Any:
+    """Draw lengths: nothing of a row, and all of another."""
+    found = np.random.default_rng(7).integers(0, x.shape[1] + 1, rows).astype(np.int32)
+    found.reshape(-1)[:2] = 0, x.shape[1]
+    return found
+
+
+@pytest.mark.parametrize(
+    "case", in_pairs(TILINGS, DIGITS, ("softmax", "layer_norm", "standardize", "left padded")), ids=" ".join
+)
+def test_lengths(case: tuple[str, str, str]) -> None:
+    name, dtype, call = case
+    cols, numbers = TILINGS[name]
+    x = drawn(cols, numbers, dtype)
+    lengths = lengths_of(x, (2, 1) if call == "layer_norm" else (2, x.shape[2]))
+    outside = np.arange(cols)[None, :, None] >= lengths[:, None]
+    if call == "left padded":
+        outside = outside[:, ::-1]
+        call, options = "softmax", {"lengths": lengths, "left_padded": True}
+    else:
+        options = {"lengths": lengths}
+    x[np.broadcast_to(outside, x.shape)] = np.nan  # what lies outside may hold anything
+    compare(getattr(cupynorm, call), (x,), dtype, numbers, **options)
+
+
+@pytest.mark.parametrize("name", ["words of several parts", "a cluster, one row", "the grid"])
+def test_bands_and_lengths_beside_masks_and_operands(name: str) -> None:
+    cols, numbers = TILINGS[name]
+    x, bias = (drawn(cols, numbers, "float32", seed) for seed in (0, 1))
+    lengths = lengths_of(x, (2, 1))
+    few = (*numbers[:1], min(16, numbers[1]), *numbers[2:])
+    compare(cupynorm.softmax, (x,), "float32", numbers, causal=True, causal_offset=cols // 2, window=(50, 9))
+    compare(cupynorm.softmax, (x,), "float32", few, bias=bias[:1], lengths=lengths, where=mask_of(x))
+    where = np.arange(x.shape[2]) % 3 != 0  # of whole rows
+    compare(cupynorm.log_softmax, (x,), "float32", numbers, where=where, lengths=lengths)
+
+
+@pytest.mark.parametrize(
+    "case", in_pairs(TILINGS, DIGITS, ("labels", "ignored labels", "smooth labels")), ids=" ".join
+)
+def test_labels(case: tuple[str, str, str]) -> None:
+    name, dtype, kind = case
+    cols, numbers = TILINGS[name]
+    x = drawn(cols, numbers, dtype)
+    labels = np.random.default_rng(7).integers(0, cols, (2, x.shape[2])).astype(np.int32)
+    options = {"labels": labels, "return_grad": True}
+    if kind == "ignored labels":
+        labels[0, ::3] = 100000
+        options["ignore_index"] = 100000
+    options |= {"label_smoothing": 0.125} if kind == "smooth labels" else {}
+    compare(cupynorm.cross_entropy, (x,), dtype, numbers, **options)
+
+
 @pytest.mark.parametrize("dtype", ["float16", "float32"])
 @pytest.mark.parametrize(
     "call", [cupynorm.softmax, cupynorm.log_softmax, cupynorm.standardize], ids=lambda f: f.__name__

@@ -42,7 +42,8 @@ def held_over_the_grid(question: Question, *, asked: bool, may_read_again: bool)
     problem, numbers = question.problem, question.rules.apart
     kinds = kinds_of(problem)
     for size, fewest, most, block, width, blocks, tiles, kind in numbers.over_the_grid:
-        better = fewest <= problem.cols <= most and not (problem.rounds or problem.interval_mask)
+        asked_of_each = problem.interval_mask and not problem.in_steps
+        better = fewest <= problem.cols <= most and not (problem.rounds or asked_of_each)
         if size != problem.load_bytes or not (asked or (better and KINDS[kind] in kinds)):
             continue
         lanes, vector, room = (
