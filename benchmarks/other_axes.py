@@ -160,7 +160,7 @@ def copy_seconds(count: int) -> float:
 def measured(name: str, arrays: Arrays, axis: int, plan: str | None) -> dict[str, Any]:
     """Time one form; its share is the copy's time / its own."""
     form, x = FORMS[name], arrays["x"]
-    moved = form.arrays * x.nbytes + form.bytes * x.size
+    moved = round(form.arrays * x.nbytes + form.bytes * x.size)
     with row_ops.observed() as plans:
         form.call(arrays, axis=axis, plan=plan)
     chosen = plans[-1]

@@ -462,7 +462,7 @@ def _in_steps(x: View, what: Around, axes: int) -> bool:
     if what.sums is not None:  # the kernel has steps of what the results are computed from, too
         arrays += [each for each in what.store_operands if isinstance(each, View)]
         stored = not any(isinstance(each, (Dropout, Label)) for each in what.store_operands)
-    return not what.scales and loaded and stored and all(_is_even(each, axes) for each in arrays)
+    return loaded and stored and all(_is_even(each, axes) for each in arrays)
 
 
 def _is_even(each: View, axes: int) -> bool:

@@ -195,7 +195,7 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, To, Gamma, Beta>, Gamma, Bet
   using Type = T;
   using Affines = AffineColumns<Gamma, Beta>;
   static constexpr int kBytes = sizeof(T);
-  static constexpr bool kHasEpilogueOperands = false, kScales = true;
+  static constexpr bool kHasEpilogueOperands = false, kScales = true, kInSteps = kStoresInSteps<To>;
   // int8 of a row's own scale: nothing is beyond the limit
   static constexpr bool kInRange = kIsInt8<T> && sizeof(Compute) == 4;
   To to;
@@ -232,6 +232,7 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, To, Gamma, Beta>, Gamma, Bet
   struct RowPointer {
     typename To::RowPointer to;
     void make_opaque() { to.make_opaque(); }
+    void begin_at(int col) { to.begin_at(col); }
     Type* address() const { return to.address(); }
     template <int N>
     int head() const {
@@ -256,6 +257,30 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, To, Gamma, Beta>, Gamma, Bet
       }
     }
   };
+  // One element of each of some neighbouring rows.
+  template <int kRows, class Row, typename Index>
+  static void store_scaled_across(const Row (&rows)[kRows], const Compute (&z)[kRows], const Scale (&scales)[kRows],
+      Index col) {
+    typename To::RowPointer targets[kRows];
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) targets[r] = rows[r].to;
+    if constexpr (kInRange) {
+      float sum[4] = {};
+      unsigned finite = 0;
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) {
+        sum[r] = multiply_add(z[r], scales[r].inverse, kLastPlaceIsOne);
+        finite |= (scales[r].what == kLowBytes ? 0xffu : 0u) << 8 * r;
+      }
+      const Vector<T, kRows> vector = {{bytes_of(sum[0], sum[1], sum[2], sum[3], kLowBytes) & finite}};
+      To::template put_across<kRows>(targets, vector, col);
+    } else {
+      Compute q[kRows];
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) q[r] = (kLifts ? z[r] * scales[r].lift : z[r]) * scales[r].inverse;
+      To::template store_across<kRows>(targets, q, col);
+    }
+  }
   RowPointer at(int64 row) const { return {to.at(row)}; }
 };
 

@@ -170,6 +170,16 @@ struct ApartStore : Cols {
       }
     }
   }
+  // The same of elements that have T already.
+  template <int kRows, typename Index>
+  static void put_across(const RowPointer (&rows)[kRows], const Vector<T, kRows>& vector, Index col) {
+    if constexpr (kRows <= kAcross) {
+      rows[0].template put<kIsStep<Index>>(vector, col);
+    } else {
+#pragma unroll
+      for (int r = 0; r < kRows; ++r) rows[r].template put<false>(element_of(vector, r), col);
+    }
+  }
   RowPointer at(int64 row) const { return {static_cast<const Cols&>(*this), pointer + rows.offset(row)}; }
 };
 

@@ -35,7 +35,7 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
 
   // Of 16 bits: sums around an element that counts, which is within the deviation times the root of how many there are
   // of the mean, so that squares lose no more than as many units of their last place.
-  static constexpr bool kAddsUp = !kHigher && kCounts >= kAllCount && kCounts != kWeightsCount;
+  static constexpr bool kAddsUp = !kHigher && kCounts >= kAllCount;
   static constexpr bool kCountsAllKept = kCounts == kMarkedCount;
   struct Sums {
     T origin, sum, squares, count;
@@ -55,10 +55,17 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const T d = kept(i) ? Keep::value(x[i]) - s.origin : T(0);
-      s.sum += d;
-      s.squares = multiply_add(d, d, s.squares);
+      if constexpr (kCounts == kWeightsCount) {
+        const T weighted = x[i].of[1] * d;
+        s.sum += weighted;
+        s.squares = multiply_add(weighted, d, s.squares);
+        s.count += x[i].of[1];
+      } else {
+        s.sum += d;
+        s.squares = multiply_add(d, d, s.squares);
+      }
     }
-    s.count += T(kept.total());
+    if constexpr (kCounts != kWeightsCount) s.count += T(kept.total());
   }
   static State state_of(const Sums& s) {
     const T mean = s.count == 0 ? T(0) : s.sum * reciprocal(s.count), m2 = multiply_add(-s.sum, mean, s.squares);

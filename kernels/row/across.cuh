@@ -41,7 +41,7 @@ inline void go_through_tiles(const Store& store, int64 rows, Go go) {
     // Neighbouring blocks share rows, so that those of a multiprocessor do not, and one waits while another works.
     const int groups = gridDim.x, parts = gridDim.y, number = blockIdx.y * groups + blockIdx.x, group = number / parts,
         part = number % parts;
-    GridMeeting meeting = {store.room, group, part, 0, 0};
+    GridMeeting meeting = {store.room, group, part, 0, 0, sizeof(SlotWords<Op>)};
     if (part == 0 && threadIdx.x == 0) *meeting.counter() = 0;
     meeting.begun = grid_arrive();
     if constexpr (Shape::kHolds) grid_wait(meeting.begun);  // else before the first meeting: they have the registers
@@ -69,7 +69,7 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
   static_assert(!Shape::kFull || kHolds, "elsewhere the last round may be shorter");
   // Further rounds look at elements again and again: those of 16 bits wait as numbers where these have room.
-  constexpr bool kPacked = kHolds && wait_packed<Op, Load, Shape>() && !Store::kScales &&
+  constexpr bool kPacked = kHolds && wait_packed<Op, Load, Shape>() &&
       !(Op::kRounds && kVector * kElements <= 64);
   // addresses take an instruction or two
   constexpr bool kInSteps = kHolds && are_in_steps<Op, Load, Store>() && Load::kAlone;
@@ -439,7 +439,7 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
         for (int v = 0; v < kVector; ++v) {
           const Compute own[1] = {z[v]};
           largest[v] = Largest::template merge<false>(largest[v], Largest::of(own));
-          if constexpr (kHolds) field(x[v][j], 0) = z[v];
+          if constexpr (kHolds && !kPacked) field(x[v][j], 0) = z[v];
         }
       });
     });
@@ -454,10 +454,10 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
       each_of_part(from, at, round, [&](int j, Index col) {
         if ((kEven || kWholeRounds) && !here) return;
         Compute z[kVector];
-        if constexpr (!kHolds) finish(j, col, z);
+        if constexpr (!kHolds || kPacked) finish(j, col, z);
 #pragma unroll
         for (int v = 0; v < kVector; ++v) {
-          const Compute own[1] = {kHolds ? field(x[v][j], 0) : z[v]};
+          const Compute own[1] = {kHolds && !kPacked ? field(x[v][j], 0) : z[v]};
           targets[v].template store_scaled<1>(own, scales[v], col);
         }
       });

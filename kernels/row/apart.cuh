@@ -86,13 +86,14 @@ struct GridMeeting {
   unsigned char* room;  // a counter of each group, then all messages
   int group, part;
   unsigned turn, begun;  // how often they have met, and what grid_wait takes
+  int slot_bytes;        // of each message: as many for all ops whose reductions alternate, or groups would disagree
 
   template <class Op, int kRows>
   SlotWords<Op>* messages() const {  // [block][row]
     const unsigned groups = gridDim.x, first = ((turn & 1) * groups + group) * gridDim.y * kRows;
-    auto* messages = reinterpret_cast<SlotWords<Op>*>(room + int64(groups) * kCounterBytes) + first;
+    unsigned char* messages = room + int64(groups) * kCounterBytes + int64(first) * slot_bytes;
     make_opaque(messages);  // of global memory
-    return messages;
+    return reinterpret_cast<SlotWords<Op>*>(messages);
   }
   unsigned* counter() const { return reinterpret_cast<unsigned*>(room + group * kCounterBytes); }
   // meanwhile(): what a block does until the last one has come

@@ -36,6 +36,16 @@ struct OpOfHalves<Op, true, decltype(void(sizeof(typename Op::OfHalves)))> {
   static Type of(const Op&) { return {}; }
 };
 
+// Of a row's results, where they have one.
+template <class Store, bool = Store::kScales>
+struct ScaleOf {
+  using Type = NoColumns;
+};
+template <class Store>
+struct ScaleOf<Store, true> {
+  using Type = typename Store::Scale;
+};
+
 template <class Load>
 inline constexpr bool kAreHalves = false;
 template <>
@@ -93,11 +103,14 @@ struct WholeRows {
   using Precision = typename Load::Precision;
   using Places = ReductionPlaces<Op, Shape, false>;
   using Number = typename Store::Affines::template Number<Compute>;
+  using Largest = Magnitude<Compute>;
+  using LargestPlaces = ReductionPlaces<Largest, Shape, false>;
   using Sources = typename Load::RowPointer[kVector];
   using Operands = typename Load::template OperandsBeside<kVector>;
   static constexpr bool kConverted = Store::Affines::kPresent && kRound <= kWholeColumns;
   // Whether results of padding are what is to be stored for what is dropped, but in rows that are looked at later.
-  static constexpr bool kLooksLater = Load::kDrops && AnyOp::kMapsPadding && (Own::kAny || !kPacked);
+  static constexpr bool kLooksLater =
+      Load::kDrops && AnyOp::kMapsPadding && (Own::kAny || !kPacked) && !Store::kScales;
   static_assert(!Load::kDrops || (AnyOp::kMaskable && !Op::kHasPivot),
       "the op says what becomes of elements that a mask drops");
 
@@ -116,6 +129,7 @@ struct WholeRows {
   Compute pivot[kVector];  // or each row's own number
   typename Op::State mine[kVector], total[kVector];
   typename Op::Row whole[kVector];
+  typename ScaleOf<Store>::Type scales[kVector];
 
   WholeRows(const Arguments<AnyOp, Load, Store>& a, const Places& places, const TilePart& at,
       HeldRows<Load, Shape>& loaded)
@@ -168,7 +182,9 @@ struct WholeRows {
       }
     });
   }
-  Number* numbers(unsigned char* shared) const { return reinterpret_cast<Number*>(shared + Places::kBytes); }
+  Number* numbers(unsigned char* shared) const {
+    return reinterpret_cast<Number*>(shared + Places::kBytes + (Store::kScales ? LargestPlaces::kBytes : 0));
+  }
   // The block's parameters, converted: all tiles have the same columns.
   void convert_parameters() const {
     Number* const to = numbers(places.place);
@@ -318,16 +334,65 @@ struct WholeRows {
       for (int v = 0; v < kVector; ++v) op.save(row_of(at.tile) + v, whole[v]);
     }
   }
+  // The results for element `from` + j, of a part that has been computed.
+  void results(int from, int j, Compute (&y)[kVector]) const {
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      if constexpr (kPacked) y[v] = Op::map_raw(x[v][j], whole[v]);
+      else y[v] = Op::map(x[v][j], whole[v]);
+      if constexpr (Load::kDrops && !kLooksLater)
+        y[v] = kept.has((from + j) * kVector + v) ? y[v] : AnyOp::dropped();
+    }
+  }
+  auto columns(int j) const {
+    if constexpr (kConverted) return Scalings<Number, 1>{{numbers(places.place)[down + j * kDown]}};
+    else return a.store.template columns<1>(first + j * kDown);
+  }
   template <int kRows>
   void store_at(const typename Store::RowPointer (&targets)[kRows], const Compute (&y)[kRows], int j) const {
     constexpr typename Store::template EpilogueOperands<1> kNoOperands[kRows] = {};
-    const Step<kDown> step = {j};
-    if constexpr (kConverted) {
-      const Scalings<Number, 1> own = {{numbers(places.place)[down + j * kDown]}};
-      Store::template store_across<kRows>(targets, y, own, kNoOperands, step);
-    } else {
-      const auto own = a.store.template columns<1>(first + j * kDown);
-      Store::template store_across<kRows>(targets, y, own, kNoOperands, step);
+    Store::template store_across<kRows>(targets, y, columns(j), kNoOperands, Step<kDown>{j});
+  }
+  // The same where a row has a scale, which its largest result decides.
+  void scaled_results(int from, int j, Compute (&z)[kVector]) const {
+    Compute y[kVector];
+    results(from, j, y);
+    const auto own = columns(from + j);
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      const Compute one[1] = {y[v]};
+      Compute finished[1];
+      Store::template finish<1>(one, own, finished);
+      z[v] = finished[0];
+    }
+  }
+  void find_scales() {
+    typename Largest::State largest[kVector];
+    const Compute zero[kVector] = {};
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) largest[v] = Largest::identity();
+#pragma unroll
+    for (int from = 0; from < kElements; from += kPart) {
+      if (!there(from)) break;
+      if constexpr (kPacked) take(from, false);
+#pragma unroll
+      for (int j = 0; j < kPart; ++j) {
+        if (!has(from + j)) continue;
+        Compute z[kVector];
+        scaled_results(from, j, z);
+#pragma unroll
+        for (int v = 0; v < kVector; ++v) {
+          const Compute one[1] = {z[v]};
+          largest[v] = Largest::template merge<false>(largest[v], Largest::of(one));
+        }
+      }
+    }
+    const LargestPlaces largest_places = {places.place + Places::kBytes, places.mbarriers + 2, places.meeting};
+    reduce_apart<Largest, Shape>(largest, zero, largest_places, part);
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      scales[v] = a.store.scale_of(largest[v].max);
+      if (here && part == 0 && int(threadIdx.x) < kLanes) a.store.save(row_of(at.tile) + v, scales[v]);
     }
   }
   // kNext: each element's place gets that of the next tile.
@@ -342,14 +407,13 @@ struct WholeRows {
       for (int j = 0; j < kPart; ++j) {
         if (has(from + j)) {
           Compute y[kVector];
-#pragma unroll
-          for (int v = 0; v < kVector; ++v) {
-            if constexpr (kPacked) y[v] = Op::map_raw(x[v][j], whole[v]);
-            else y[v] = Op::map(x[v][j], whole[v]);
-            if constexpr (Load::kDrops && !kLooksLater)
-              y[v] = kept.has((from + j) * kVector + v) ? y[v] : AnyOp::dropped();
+          if constexpr (Store::kScales) {
+            scaled_results(from, j, y);
+            Store::template store_scaled_across<kVector>(targets, y, scales, Step<kDown>{from + j});
+          } else {
+            results(from, j, y);
+            store_at<kVector>(targets, y, from + j);
           }
-          store_at<kVector>(targets, y, from + j);
         }
         if constexpr (kNext) fetch(next, read_next, from + j);
       }
@@ -390,6 +454,7 @@ inline bool go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
   rows.load();
   rows.summarize();
   rows.finish();
+  if constexpr (Store::kScales) rows.find_scales();
   typename Rows::Sources next;
   Bounds<int> read;
   if (Shape::kOfGrid && at.next * Shape::kRows < a.rows) {

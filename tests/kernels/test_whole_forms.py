@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-import ml_dtypes  # noqa: F401  NumPy's bfloat16
+import ml_dtypes
 import numpy as np
 import pytest
 
@@ -152,6 +152,37 @@ def test_labels(case: tuple[str, str, str]) -> None:
         options["ignore_index"] = 100000
     options |= {"label_smoothing": 0.125} if kind == "smooth labels" else {}
     compare(cupynorm.cross_entropy, (x,), dtype, numbers, **options)
+
+
+@pytest.mark.parametrize("case", in_pairs(TILINGS, DIGITS, ("int8", "float8_e5m2"), (False, True)), ids=str)
+def test_a_scale_for_each_row(case: tuple[str, str, str, bool]) -> None:
+    name, dtype, kind, masked = case
+    cols, numbers = TILINGS[name]
+    x = drawn(cols, numbers, dtype)
+    x[0, :, 5] = 0
+    x[1, cols // 2, 6] = np.nan
+    plan = tiling(cols, numbers, 32 if dtype == "float64" else 64)
+    plan = dataclasses.replace(plan, vector=1) if dtype == "float64" else plan
+    options = {"where": mask_of(x)} if masked else {"gamma": np.linspace(0.5, 2, cols).astype(dtype_of(dtype))}
+    call = cupynorm.softmax if masked else cupynorm.rms_norm
+    given = {option: on_device(each) for option, each in options.items()}
+    with row_ops.observed() as plans, np.errstate(invalid="ignore"):
+        found, scales = call(on_device(x), axis=1, quantize=kind, plan=plan, **given)
+        right = {option: exact(each) for option, each in options.items()}
+        wanted = call(exact(x), axis=1, **right)
+        wanted_scales = call(exact(x), axis=1, quantize=kind, **right)[1]
+    assert [each.waits for each in plans] == [EVENLY]
+    scales, steps = cupy.asnumpy(scales).astype(np.float64)[:, None], {"int8": (0, 0.51), "float8_e5m2": (0.126, 0)}
+    np.testing.assert_allclose(scales[:, 0], wanted_scales, rtol=4 * DIGITS[dtype])
+    number = cupy.asnumpy(found).view(kind if kind == "int8" else getattr(ml_dtypes, kind)).astype(np.float64)
+    relative, absolute = steps[kind]
+    relative += 4 * DIGITS[dtype]
+    good = np.broadcast_to(np.isfinite(scales), x.shape)
+    np.testing.assert_allclose(
+        (number * scales)[good], wanted[good], rtol=relative, atol=np.nanmax(scales) * (absolute + 1e-3)
+    )
+    if kind == "int8":
+        assert not number[~good].any()
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32"])

@@ -233,7 +233,7 @@ def _is_in_warps(plan: Plan) -> bool:
 def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     """Give the tiling that a search found for such rows, if there is one."""
     problem = question.problem
-    if problem.epilogue_operands or problem.has_scales:
+    if problem.epilogue_operands or (problem.has_scales and not problem.in_steps):
         return
     kinds, measured = kinds_of(problem), question.rules.apart.measured
     for size, fewest, most, vector, block, width, most_ctas, blocks, whole, kind in measured:

@@ -77,7 +77,7 @@ def most_numbers(problem: Problem) -> int:
     """
     if problem.column_sums:
         return MAX_PACKED_ACROSS
-    packed = problem.waits_as_loaded and problem.load_bytes == PACKED_BYTES and not problem.has_scales
+    packed = problem.waits_as_loaded and problem.load_bytes == PACKED_BYTES
     return MAX_PACKED_ACROSS if packed else MAX_NUMBERS_ACROSS
 
 
