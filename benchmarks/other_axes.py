@@ -143,7 +143,11 @@ def arrays_of(shape: tuple[int, ...], axis: int, dtype: str) -> Arrays:
     shortest = round((2 * KEPT - 1) * cols)
     lengths = cupy.asarray(random.integers(shortest, cols + 1, (*rows[:-1], 1 if axis else rows[-1])), "i4")
     found = {"x": repeated(numbers), "other": repeated(numbers), "where": repeated(kept)}
-    found |= {"y": cupy.empty(shape, kind), "columns": cupy.ones(cols, kind), "bytes": cupy.empty(shape, "i1")}
+    found |= {
+        "y": cupy.empty(shape, kind),
+        "columns": cupy.ones(cols, kind),
+        "bytes": cupy.empty(shape, "i1"),
+    }
     found |= {"lengths": lengths, "weights": repeated(abs(numbers))}
     return found | {"labels": cupy.asarray(random.integers(0, cols, rows), "i4")}
 

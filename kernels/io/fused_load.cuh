@@ -132,7 +132,7 @@ struct FusedLoad : Cols {
       if (first >= last || mask.interval.begin >= mask.interval.end) first = last = 0;
     }
     // kInterval: the columns that a mask keeps at most, where pointers begin at a column of rows that are not long.
-    Bounds<int> interval() const { return {int(mask.interval.begin), int(mask.interval.end)}; }
+    Bounds<int> interval() const { return {Mask_::kFromFirst ? 0 : int(mask.interval.begin), int(mask.interval.end)}; }
     // Whether anything of a vector is kept: what lies outside the mask's interval is not read.
     template <int N, typename Index>
     bool reads(Index col) const {

@@ -24,7 +24,7 @@ inline Index length_at(const PerRow<T, Rows>& lengths, int64 row, Index cols) {
 }
 
 struct AllColumns {
-  static constexpr bool kWhole = true;
+  static constexpr bool kWhole = true, kFromFirst = true;
   using Index = int64;
   static int most_kept(int cols) { return cols; }
 };
@@ -33,7 +33,7 @@ struct AllColumns {
 // queries fit into.
 template <class Lengths, bool kLeftPadded, bool kBand, typename Index_>
 struct Interval {
-  static constexpr bool kWhole = false;
+  static constexpr bool kWhole = false, kFromFirst = !kLeftPadded && !kBand;  // an interval begins at column 0
   using Index = Index_;
   Lengths lengths;
   Index cols, queries, low, high;
@@ -145,7 +145,8 @@ inline unsigned byte_of(const Packed& one) {
 }
 
 struct NoMask {
-  static constexpr bool kDrops = false, kWhole = true, kBytes = false, kInterval = false, kInSteps = true;
+  static constexpr bool kDrops = false, kWhole = true, kBytes = false, kInterval = false, kInSteps = true,
+                        kFromFirst = true;
   template <int N>
   using Packed = NoColumns;
   template <int N>
@@ -166,7 +167,7 @@ template <class Structure, class Where_>
 struct Mask {
   static constexpr bool kDrops = true, kWhole = Structure::kWhole && !Where_::kPerRow;
   static constexpr bool kBytes = Where_::kPresent && !Where_::kPerRow, kInterval = !kWhole;
-  static constexpr bool kInSteps = !kBytes || kLoadsInSteps<Where_>;
+  static constexpr bool kInSteps = !kBytes || kLoadsInSteps<Where_>, kFromFirst = Structure::kFromFirst;
   Structure structure;
   Where_ where;
   int64 cols;
