@@ -69,9 +69,9 @@ class Problem:
         For rows whose elements lie apart from one another: how many rows are neighbours in memory, element by element;
         1 if none are. 0: rows are contiguous.
     in_steps
-        For rows whose elements lie apart: they are at even distances, and so is what they are computed from; no mask
-        keeps an interval. Where all threads have as many of them, nothing is asked for each (kernels/row/whole.cuh),
-        and a mask waits as a bit for each; its bytes are then none of load_operands.
+        For rows whose elements lie apart: they are at even distances, and so is what they are computed from. Where all
+        threads have as many of them, nothing is asked for each (kernels/row/whole.cuh), and a mask waits as a bit for
+        each; its bytes are then none of load_operands.
     room
         There may be room for the messages of blocks of the grid that share rows whose elements lie apart, or in runs.
     row_numbers

@@ -15,10 +15,10 @@
 //   absent<N>(padding)  A Loaded<N> in place of elements that are not there. With kDirect they become padding.
 //   kPrefetchBytes<N>   Bytes of N elements, and of all that is loaded with them, in shared memory of rows in flight.
 //   at(row)             The RowPointer of a row.
-//   kInSteps            Elements that lie apart are at even distances, and so is all that they are computed from; no
-//                       mask keeps an interval. begin_at(col) of the RowPointers moves them to a column, and columns
-//                       are then Steps from there (io/strided.cuh). A Store that can be asked so has it, too
-//                       (kStoresInSteps).
+//   kInSteps            Elements that lie apart are at even distances, and so is all that they are computed from.
+//                       begin_at(col) of the RowPointers moves them to a column, and columns are then Steps from there
+//                       (io/strided.cuh). A Store that can be asked so has it, too (kStoresInSteps).
+//   kMaskBytes          Its mask has a byte for each element; with kInterval it may have both.
 //   kAlone              What it computes is computed from x and numbers of its row, all of it kept, and not written.
 // A RowPointer of a Load
 //   load<N>(col)        Loaded<N>, at a multiple of the plan's vectors.
@@ -74,7 +74,9 @@
 //   store_further<kMore, N, kWhole>(y, columns, operands, col, take)
 //                       The same of a FusedStore whose function gives kMore numbers behind the results, for take.
 //   epilogue_operands<N>(col)   kHasEpilogueOperands: loads them.
-//   store_scaled<N, kWhole>(z, scale, col)   kScales: scales, rounds and writes what finish() gave.
+//   store_scaled<N, kWhole>(z, scale, col)   kScales: scales, rounds and writes what finish() gave. Of rows that lie
+//                       apart store_scaled_across<kRows>(rows, z, scales, col) of the Store does it for some
+//                       neighbouring ones.
 //   head<N>()           How many elements lie before the first that is aligned to N elements.
 //   address()           Where y[0] lies, of the first of several results; of NoStore, which stores nothing, x[0]
 //                       (kHasRoom: the messages of blocks lie in its room, not there).

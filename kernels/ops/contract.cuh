@@ -58,7 +58,8 @@
 //
 // Optional, kAddsUp: sums of elements of 16 bits, whose digits they hold. Called by RunningRows
 //   Sums, add_up(sums, x[N], kept)
-//                                Adds those x[i] for which kept(i), of which there are kept.total().
+//                                Adds those x[i] for which kept(i), of which there are kept.total(), or each as often
+//                                as its weight says.
 //   counts<N>(valid, i, x)       Whether x[i], of N, is one of them; elements that are not valid are padding.
 //   kCountsAllKept               Whether those are all that no mask drops.
 //   state_of(sums)               The State that they come to.

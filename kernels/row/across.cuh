@@ -454,12 +454,14 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
       each_of_part(from, at, round, [&](int j, Index col) {
         if ((kEven || kWholeRounds) && !here) return;
         Compute z[kVector];
-        if constexpr (!kHolds || kPacked) finish(j, col, z);
+        if constexpr (!kHolds || kPacked) {
+          finish(j, col, z);
+        } else {
 #pragma unroll
-        for (int v = 0; v < kVector; ++v) {
-          const Compute own[1] = {kHolds && !kPacked ? field(x[v][j], 0) : z[v]};
-          targets[v].template store_scaled<1>(own, scales[v], col);
+          for (int v = 0; v < kVector; ++v) z[v] = field(x[v][j], 0);
         }
+        if constexpr (kInSteps) Store::template store_scaled_across<kVector>(targets, z, scales, Step<kDown>{from + j});
+        else Store::template store_scaled_across<kVector>(targets, z, scales, col);
       });
     });
   } else {

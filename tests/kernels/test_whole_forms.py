@@ -12,7 +12,7 @@ import pytest
 import cupynorm
 from cupynorm._dtypes import dtype_of
 from cupynorm.invoke import row_ops
-from cupynorm.plan.config import EVENLY, Plan
+from cupynorm.plan.config import EVENLY, IN_REGISTERS, Plan
 from tests import SLOW, simulator
 from tests.sampling import in_pairs
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
@@ -158,7 +158,12 @@ def test_labels(case: tuple[str, str, str]) -> None:
     compare(cupynorm.cross_entropy, (x,), dtype, numbers, **options)
 
 
-@pytest.mark.parametrize("case", in_pairs(SOME, TYPES, ("int8", "float8_e5m2"), (False, True)), ids=str)
+SCALED = in_pairs(SOME, TYPES, ("int8", "float8_e5m2"), (False, True))
+# whose State takes more room in a message than the largest result: places of both overlapped once
+SCALED += [("the grid", "float64", "int8", True)] * (not SLOW)
+
+
+@pytest.mark.parametrize("case", SCALED, ids=str)
 def test_a_scale_for_each_row(case: tuple[str, str, str, bool]) -> None:
     name, dtype, kind, masked = case
     cols, numbers = TILINGS[name]
@@ -273,3 +278,22 @@ def test_results_in_the_place_of_what_they_are_computed_from(name: str, place: i
     assert found is arrays[place]
     np.testing.assert_allclose(found.get(), wanted, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(added.get(), total, rtol=2e-5)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_labels_and_scales_where_threads_have_unequal_shares(dtype: str) -> None:
+    x = drawn(40, (4, 16, 8), dtype)
+    labels, gamma = np.arange(72).reshape(2, 36) % 40, np.linspace(0.5, 2, 40).astype(dtype_of(dtype))
+    plan = tiling_apart(4, 16, 8, 32)
+    with row_ops.observed() as plans:
+        loss, gradient = cupynorm.cross_entropy(
+            on_device(x), on_device(labels), axis=1, return_grad=True, plan=plan
+        )
+        number, scales = cupynorm.rms_norm(on_device(x), on_device(gamma), axis=1, quantize="int8", plan=plan)
+    assert [each.waits for each in plans] == [IN_REGISTERS] * 2
+    wanted = cupynorm.cross_entropy(exact(x), labels, axis=1, return_grad=True)
+    for got, right in zip((loss, gradient), wanted, strict=True):
+        np.testing.assert_allclose(cupy.asnumpy(got), right, rtol=DIGITS[dtype], atol=DIGITS[dtype])
+    quantized, of_rows = cupynorm.rms_norm(exact(x), exact(gamma), axis=1, quantize="int8")
+    np.testing.assert_allclose(cupy.asnumpy(scales), of_rows, rtol=DIGITS[dtype])
+    np.testing.assert_allclose(cupy.asnumpy(number).astype(int), quantized.astype(int), atol=1)
