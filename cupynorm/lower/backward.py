@@ -29,7 +29,12 @@ CROSS_ENTROPY = RowOp(
 )
 # the same where a row's target is its label and nothing else: the elements are x
 LABEL_CROSS_ENTROPY = RowOp(
-    "cross_entropy", "ops/losses.cuh", "LabelCrossEntropy", stats=("loss", "lse"), has_eps=True
+    "cross_entropy",
+    "ops/losses.cuh",
+    "LabelCrossEntropy",
+    stats=("loss", "lse"),
+    has_eps=True,
+    early_exponential=True,
 )
 # the same where a part of the target is spread evenly over all columns, for float32: 1 - smoothing is the label's
 SMOOTH_CROSS_ENTROPY = RowOp(
@@ -38,6 +43,7 @@ SMOOTH_CROSS_ENTROPY = RowOp(
     "SmoothCrossEntropy",
     stats=("loss", "lse"),
     has_eps=True,
+    early_exponential=True,
     numbers=("smoothing", "spread"),
     registers=4,
 )

@@ -316,6 +316,7 @@ def fused_spec(
         problem,
         fields=op.fields,
         late_exponential=op.late_exponential,
+        early_exponential=op.early_exponential,
         rounds=op.rounds,
         sums_of_bytes=op.sums_of_bytes,
         row_numbers=op.row_numbers,

@@ -47,8 +47,8 @@ class RowOp:
     columns: the affine parameters that it takes. stats: statistics that it can save. has_eps: whether it takes eps, or
     another number in its place. fields: how many numbers an element has (Element in kernels/ops/contract.cuh). numbers:
     those that the struct holds behind eps. options: the struct's template arguments behind the type of arithmetic.
-    registers: what it takes beyond others where something is fused around it. late_exponential, rounds,
-    sums_of_bytes, row_numbers: as in Problem.
+    registers: what it takes beyond others where something is fused around it. late_exponential, early_exponential,
+    rounds, sums_of_bytes, row_numbers: as in Problem.
     """
 
     name: str
@@ -63,6 +63,7 @@ class RowOp:
     options: tuple[int, ...] = ()
     registers: int = 0
     late_exponential: bool = False
+    early_exponential: bool = False
     rounds: bool = False
     sums_of_bytes: bool = False
     row_numbers: int = MOST_ROW_NUMBERS

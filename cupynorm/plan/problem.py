@@ -62,6 +62,8 @@ class Problem:
         How many numbers of the compute type an element has once it is loaded: 2 for the backward ops.
     late_exponential
         Each result takes an exponential, which nothing before it took.
+    early_exponential
+        An element's exponential waits in its place, which is taken again where x waits as it was loaded.
     column_sums, row_groups
         How many sums over rows are taken in the same pass, for each column, and in how many groups of rows. Rows then
         wait in registers, in warp, block or cluster, and so do the sums.
@@ -101,6 +103,7 @@ class Problem:
     staged_operand_bytes: int = 0
     fields: int = 1
     late_exponential: bool = False
+    early_exponential: bool = False
     column_sums: int = 0
     row_groups: int = 0
     across: int = 0

@@ -214,7 +214,9 @@ struct Mask {
     unsigned bits(const Packed<N>& packed, Index col) const {
       unsigned bits = ~0u >> (32 - N);
       if constexpr (kBytes) bits = bits_of<N>(packed);
-      if constexpr (!kWhole) {
+      if constexpr (!kWhole && N == 1) {
+        if (col < Index(interval.begin) || col >= Index(interval.end)) bits = 0;
+      } else if constexpr (!kWhole) {
         const Index from = Index(interval.begin) - col, to = Index(interval.end) - col;
         const int first = from < 0 ? 0 : from > N ? N : int(from), last = to < 0 ? 0 : to > N ? N : int(to);
         bits &= ((1u << last) - 1) & ~((1u << first) - 1);

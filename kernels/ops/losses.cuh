@@ -65,11 +65,6 @@ struct LabelCrossEntropy : RowOp {
   static State summarize(T (&x)[N], Predicate valid, T) {
     return {Softmax<T>::summarize(x, valid, T(0)), -infinity<T>()};
   }
-  static constexpr bool kExtends = true;
-  template <int N, class Predicate>
-  static State extend(State s, T (&x)[N], Predicate valid) {
-    return {Softmax<T>::extend(s.exponentials, x, valid), s.own};
-  }
   template <int kVector, int N, int kVectors, class Fill>
   static State summarize_some(T (&x)[N], const bool (&some)[kVectors], Fill fill) {
     return {Softmax<T>::template summarize_some<kVector>(x, some, fill), -infinity<T>()};

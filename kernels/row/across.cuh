@@ -206,6 +206,16 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
 
   // Calls body(column, round) for each round of rows that wait nowhere; or from the last one back, which may still be
   // in the L2 cache.
+  if constexpr (Load::kInterval && !kHolds && kStoresNothing<Store>) {  // what lies outside is passed over
+    Index from = cols, to = 0;
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      const auto& own = sources[v].mask.interval;
+      from = from < own.begin ? from : own.begin, to = to > own.end ? to : own.end;
+    }
+    if (!kWholeRounds && first < from) first += (from - first + (kDown - 1)) / kDown * kDown;
+    end = end < to ? end : to;
+  }
   const Index rounds = kWholeRounds && begin < end ? (end - begin) / kRound : 0;  // whole ones
   auto each_round = [&](auto&& body) {
     Index at = first;

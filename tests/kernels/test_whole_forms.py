@@ -12,7 +12,7 @@ import pytest
 import cupynorm
 from cupynorm._dtypes import dtype_of
 from cupynorm.invoke import row_ops
-from cupynorm.plan.config import EVENLY, IN_REGISTERS, Plan
+from cupynorm.plan.config import EVENLY, IN_REGISTERS, NOWHERE, Plan
 from tests import SLOW, simulator
 from tests.sampling import in_pairs
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
@@ -297,3 +297,19 @@ def test_labels_and_scales_where_threads_have_unequal_shares(dtype: str) -> None
     quantized, of_rows = cupynorm.rms_norm(exact(x), exact(gamma), axis=1, quantize="int8")
     np.testing.assert_allclose(cupy.asnumpy(scales), of_rows, rtol=DIGITS[dtype])
     np.testing.assert_allclose(cupy.asnumpy(number).astype(int), quantized.astype(int), atol=1)
+
+
+@pytest.mark.parametrize(("variant", "dtype"), [("uncached", "float16"), ("split", "float32")])
+@pytest.mark.parametrize("padded", [False, True])
+def test_rows_that_are_only_read_pass_over_what_lies_outside(variant: str, dtype: str, padded: bool) -> None:
+    x = drawn(700, (4, 16, 8), dtype)
+    lengths = lengths_of(x, (2, x.shape[2]))
+    outside = np.arange(700)[None, :, None] >= lengths[:, None]
+    x[np.broadcast_to(outside[:, ::-1] if padded else outside, x.shape)] = np.nan
+    options = {"left_padded": padded, "axis": 1}
+    with row_ops.observed() as plans, np.errstate(invalid="ignore"):
+        found = cupynorm.moments(on_device(x), lengths=on_device(lengths), plan=variant, **options)
+        wanted = cupynorm.moments(exact(x), lengths=lengths, **options)
+    assert [(each.variant, each.waits) for each in plans] == [(variant, NOWHERE)]
+    for got, right in zip(found, wanted, strict=True):
+        np.testing.assert_allclose(cupy.asnumpy(got), right, rtol=DIGITS[dtype], atol=DIGITS[dtype])

@@ -309,7 +309,7 @@ def _alone(question: Question) -> Iterator[Plan]:
     each = problem.fields * REGISTER_BYTES + bytes_beside(problem)
     most = numbers.numbers[problem.compute_bytes] * REGISTER_BYTES // each
     packed = problem.in_steps and problem.direct_load and each == REGISTER_BYTES
-    packed = packed and most_numbers(problem) == MAX_PACKED_ACROSS
+    packed = packed and most_numbers(problem) == MAX_PACKED_ACROSS and not problem.early_exponential
     while vector > 1 and vector * problem.cols > (MAX_PACKED_ACROSS if packed else most):
         vector //= 2
     if vector < wanted and problem.load_operands and (vector == 1 or problem.fields == 1):
@@ -351,9 +351,10 @@ def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
 def _only_read(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     """Give the plan of long rows of which no element is stored: they wait nowhere, and many blocks load at once."""
     problem, numbers = question.problem, question.rules.apart
-    fewest, fewest_of_large, blocks = numbers.only_read
+    fewest, fewest_of_large, fewest_of_pairs, blocks = numbers.only_read
     large = problem.row_numbers == MOST_ROW_NUMBERS
-    if problem.output_bytes or problem.rounds or problem.cols < (fewest_of_large if large else fewest):
+    fewest = fewest_of_large if large else fewest_of_pairs if problem.fields > 1 else fewest
+    if problem.output_bytes or problem.rounds or problem.cols < fewest:
         return
     block, width = numbers.loops
     lanes = lanes_of(question, width)
