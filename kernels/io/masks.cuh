@@ -136,6 +136,22 @@ struct KeptElements {
   unsigned word[kWords] = {};
   static constexpr unsigned bit(int i) { return (0x80u >> i / 4 % 8) << 8 * (i % 4); }
   bool has(int i) const { return (word[i / 32] & bit(i)) != 0; }
+  // The bits of all elements.
+  static constexpr unsigned bits_of_word(int w) {
+    unsigned bits = 0;
+    for (int i = 32 * w; i < 32 * w + 32 && i < N; ++i) bits |= bit(i);
+    return bits;
+  }
+  bool has_all() const {
+    bool all = true;
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) all &= word[w] == bits_of_word(w);
+    return all;
+  }
+  void keep_all() {
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) word[w] = bits_of_word(w);
+  }
 };
 
 inline unsigned byte_of(const Vector<unsigned char, 1>& one) { return one.word[0]; }

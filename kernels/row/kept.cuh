@@ -9,8 +9,9 @@ namespace cupynorm {
 template <class Shape>
 using KeptOfRows = KeptElements<Shape::kVector * Shape::kElements>;
 
-// Those of which a byte of the mask says so, given the pointers to the rows from the thread's first column on, and which
-// elements it has. A word after the other: unrolled, all bytes would be loaded at once, to registers that are not free.
+// Those of which a byte of the mask says so, given the pointers to the rows from the thread's first column on, and
+// which elements it has. A word after the other: unrolled, all bytes would be loaded at once, to registers that are not
+// free.
 template <class Load, class Shape, class Has>
 inline KeptOfRows<Shape> find_kept_by_bytes(const typename Load::RowPointer (&rows)[Shape::kVector], Has has) {
   constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kOfQuad = 4 / kVector, kOfWord = 8 * kOfQuad,

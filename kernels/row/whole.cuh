@@ -111,6 +111,10 @@ struct WholeRows {
   // Whether results of padding are what is to be stored for what is dropped, but in rows that are looked at later.
   static constexpr bool kLooksLater =
       Load::kDrops && AnyOp::kMapsPadding && (Own::kAny || !kPacked) && !Store::kScales;
+  // Whether there is code for warps of which a mask drops nothing: of intervals most keep all or nothing. Blocks of the
+  // grid have two copies already.
+  static constexpr bool kOfIntervals = Load::kInterval && !Load::kMaskBytes,
+      kMayKeepAll = kOfIntervals && !Own::kAny && !Shape::kOfGrid && kVector * kElements > 32;
   static_assert(!Load::kDrops || (AnyOp::kMaskable && !Op::kHasPivot),
       "the op says what becomes of elements that a mask drops");
 
@@ -125,6 +129,7 @@ struct WholeRows {
   Bounds<int> read;  // by which columns, counted from the first, a mask that keeps intervals drops what is not read
   typename Store::RowPointer targets[kVector];
   KeptOfRows<Shape> kept;
+  bool keeps_all;  // kOfIntervals: of all threads of the warp
   Element x[kVector][kPart];  // a part of what was loaded
   Compute pivot[kVector];  // or each row's own number
   typename Op::State mine[kVector], total[kVector];
@@ -215,8 +220,23 @@ struct WholeRows {
     if constexpr (kConverted) convert_parameters();
     if constexpr (Load::kDrops) {
       kept = find_kept<Load, Shape>(sources, [this](int j) { return has(j); }, held - down);
-      if constexpr (Own::kAny) drop_halves<Shape>(kept, loaded);
+      if constexpr (kOfIntervals) keeps_all = !any_lane(!kept.has_all());
+      if constexpr (Own::kAny) {
+        if (!kOfIntervals || !keeps_all) drop_halves<Shape>(kept, loaded);
+      }
     }
+  }
+
+  // Calls body(), in a copy that asks no element whether it is kept where all are.
+  template <class Body>
+  void for_kept(Body body) {
+    if constexpr (kMayKeepAll) {
+      if (keeps_all) {
+        kept.keep_all(), body();
+        return;
+      }
+    }
+    body();
   }
 
   // ---- the rows' States
@@ -300,7 +320,7 @@ struct WholeRows {
     }
     take_states<Shape>(running, mine, pivot);
   }
-  void summarize() {
+  void summarize_own() {
     if constexpr (!Op::kOwnNumber) {
 #pragma unroll
       for (int v = 0; v < kVector; ++v) pivot[v] = 0;
@@ -317,6 +337,9 @@ struct WholeRows {
         mine[v] = Op::summarize(x[v], Predicate<kSure>{valid(0), false}, pivot[v]);
       }
     }
+  }
+  void summarize() {
+    for_kept([this] { summarize_own(); });
 #pragma unroll
     for (int v = 0; v < kVector; ++v) total[v] = mine[v] = with_own<Op>(mine[v], pivot[v]);
     reduce_apart<Op, Shape>(total, pivot, places, part, 0, [&] {
@@ -464,7 +487,7 @@ inline bool go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
     rows.look_later();
     return true;
   }
-  rows.template store<false>(next, read);
+  rows.for_kept([&] { rows.template store<false>(next, read); });
   rows.look_later();
   if constexpr (Shape::kOfGrid) exit_thread();  // `loaded` does not wait for a tile that is not there
   return false;
