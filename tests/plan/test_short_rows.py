@@ -113,3 +113,18 @@ def test_masks_of_a_thread_s_rows_are_bytes_of_a_word() -> None:
     assert planned(problem(8, 2), tile(8, 8, 32, 1)).vector == 8
     with pytest.raises(DoesNotFitError):
         planned(problem(8, 2, direct_load=False), tile(8, 8, 32, 1))
+
+
+def test_exponentials_that_wait_in_place_of_elements_are_not_taken_again() -> None:
+    halves = problem(21, 2, row_numbers=4)
+    assert planned(halves).vector == 4  # which wait two in a register
+    assert planned(dataclasses.replace(halves, early_exponential=True)).vector == 2
+
+
+@pytest.mark.parametrize("size", [2, 4])
+def test_weighted_statistics_wait_nowhere_from_fewer_columns_on(size: int) -> None:
+    _, _, fewest, _ = APART.only_read
+    weighted = {"load_operands": (size,), "fields": 2, "waits_as_loaded": False, "row_numbers": 5}
+    for cols, numbers in ((fewest, weighted), (fewest, {"row_numbers": 5})):
+        plans = [planned(problem(each, size, output_bytes=0, **numbers)) for each in (cols - 1, cols)]
+        assert [plan.variant == "uncached" for plan in plans] == [False, "fields" in numbers]
