@@ -128,3 +128,9 @@ def test_weighted_statistics_wait_nowhere_from_fewer_columns_on(size: int) -> No
     for cols, numbers in ((fewest, weighted), (fewest, {"row_numbers": 5})):
         plans = [planned(problem(each, size, output_bytes=0, **numbers)) for each in (cols - 1, cols)]
         assert [plan.variant == "uncached" for plan in plans] == [False, "fields" in numbers]
+
+
+def test_halves_of_which_an_interval_counts_wait() -> None:
+    numbers = {"interval_mask": True, "direct_load": False, "row_numbers": 5, "output_bytes": 0}
+    halves, floats = (planned(problem(768, size, **numbers)) for size in (2, 4))
+    assert (halves.waits > 0, floats.waits > 0) == (True, False)

@@ -16,6 +16,7 @@ from cupynorm.plan.base import LocalBytes, Question, all_at_once, with_grid, wit
 from cupynorm.plan.config import (
     ACCESS_BYTES,
     EVENLY,
+    HALF_BYTES,
     IN_REGISTERS,
     MAX_CTAS,
     MAX_NUMBERS_ACROSS,
@@ -352,7 +353,8 @@ def _only_read(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     """Give the plan of long rows of which no element is stored: they wait nowhere, and many blocks load at once."""
     problem, numbers = question.problem, question.rules.apart
     fewest, fewest_of_large, fewest_of_pairs, blocks = numbers.only_read
-    large = problem.row_numbers == MOST_ROW_NUMBERS
+    asks = problem.interval_mask and problem.load_bytes == HALF_BYTES  # of each element whether it is kept
+    large = problem.row_numbers == MOST_ROW_NUMBERS or asks
     fewest = fewest_of_large if large else fewest_of_pairs if problem.fields > 1 else fewest
     if problem.output_bytes or problem.rounds or problem.cols < fewest:
         return
