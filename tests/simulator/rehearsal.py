@@ -29,8 +29,8 @@ WORTH_A_CASE = 0.02  # seconds that count for one more of them
 # fixtures that install the simulator
 FIXTURES = {"simulated", *(["xp"] if os.environ.get("CUPYNORM_TEST_DEVICE") == "simulator" else [])}
 UNFIT = {"cuda", "tmp_path"}  # need a real device; ask for the report of their test when they end
-# modules whose fixtures of a whole session hold no kernel's results
-KEPT_BY = ("tests.conftest", "_pytest.tmpdir")
+# whose fixtures of a whole session hold no kernel's results: pytest's folders, and each conftest.py
+KEPT_BY = ("tmpdir", "conftest")
 # numpy.testing's, whose failure would end a rehearsal before all kernels are known
 COMPARISONS = ("assert_allclose", "assert_array_equal", "assert_equal", "assert_array_less")
 
@@ -54,7 +54,7 @@ def _can_be_rehearsed(item: pytest.Item) -> bool:
     ):
         return False
     defined = [each for some in item._fixtureinfo.name2fixturedefs.values() for each in some]
-    return all(each.scope == "function" or each.func.__module__ in KEPT_BY for each in defined)
+    return all(each.scope == "function" or each.func.__module__.endswith(KEPT_BY) for each in defined)
 
 
 def _function(item: pytest.Item) -> str:
