@@ -181,6 +181,11 @@ def tightness(plan: Plan) -> tuple[float, int]:
     return held * threads / REGISTERS, held
 
 
+def registers(plan: Plan) -> int:
+    """Say how many registers its launch bounds leave a thread: a multiple of 8, at most 255."""
+    return min(255, REGISTERS // (plan.block * plan.min_blocks) // 8 * 8)
+
+
 def extremes(candidates: Iterable[Plan]) -> list[Plan]:
     """Of plans that differ only in how much a thread holds, the one that holds most, for each bound on registers."""
 
@@ -279,28 +284,28 @@ class Called(NamedTuple):
     instance: Instance
 
     @property
-    def kind(self) -> tuple[object, ...]:
-        """Which code of the kernels its plan takes."""
+    def properties(self) -> tuple[object, ...]:
+        """What is called, the dtypes of x and y, and which code of the kernels its plan takes."""
         plan = self.instance.plan
-        return plan.variant, plan.kernel, plan.full, plan.unaligned
+        loop = plan.kernel, plan.full, plan.unaligned
+        return self.name, self.instance.types.x, self.instance.types.y, plan.variant, loop
 
 
 def sampled(
-    candidates: Iterable[Called], *more: Callable[[Instance], object], all_of_them: bool = SLOW
+    candidates: Iterable[Called],
+    *more: Callable[[Instance], object],
+    each: Callable[[Instance], object] = lambda _: None,
+    all_of_them: bool = SLOW,
 ) -> list[Called]:
-    """Choose kernels so that calls, dtypes, kinds of plans and more factors meet in pairs; all with CUPYNORM_SLOW=1."""
+    """Choose kernels so that properties and more factors meet in pairs, `each` occurs; all with CUPYNORM_SLOW=1."""
     found = list(candidates)
     if all_of_them:
         return found
     return covering(
         found,
-        lambda each: (
-            each.name,
-            each.instance.types[:2],
-            each.kind,
-            *(factor(each.instance) for factor in more),
-        ),
-        lambda each: tightness(each.instance.plan),
+        lambda called: (*called.properties, *(factor(called.instance) for factor in more)),
+        lambda called: tightness(called.instance.plan),
+        lambda called: each(called.instance),
     )
 
 
