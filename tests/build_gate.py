@@ -354,6 +354,41 @@ def compile_instances(
     return zip(wanted, kernels, strict=True)
 
 
+def compiled(spec: KernelSpec, plan: Plan, arch: str, major: int | None = None) -> Cubin:
+    """Return the kernel of a plan: as it was compiled with others, else compiled now."""
+    (kernel,) = compile_together([(spec.text, spec.expression(plan))], arch, major)
+    return kernel
+
+
+def chosen(
+    spec: KernelSpec, device: str, arch: str, variant: str | None = None, major: int | None = None
+) -> tuple[Plan, Cubin]:
+    """Return the plan that is chosen when the compiler is asked what it keeps in local memory, and its kernel."""
+
+    def local_bytes(plan: Plan) -> int:
+        return compiled(spec, plan, arch, major).stack_bytes
+
+    limits = RECORDED[device]
+    plan = choose(spec.problem, limits, lambda plan: plan.min_blocks, variant, local_bytes=local_bytes)
+    return plan, compiled(spec, plan, arch, major)
+
+
+def compile_first_choices(
+    calls: Iterable[tuple[KernelSpec, str, str | None]], arch: str, major: int | None = None
+) -> None:
+    """Compile what is chosen before the compiler is asked: of lowered calls, devices and variants, all together.
+
+    Compiler and disassembler need as long to start as for a kernel or two, and compiled() finds what was compiled here.
+    """
+    wanted: dict[tuple[str, str], None] = {}
+    for spec, device, variant in calls:
+        with contextlib.suppress(DoesNotFitError):
+            plan = choose(spec.problem, RECORDED[device], lambda plan: plan.min_blocks, variant)
+            wanted[spec.text, spec.expression(plan)] = None
+    for _ in compile_together([*wanted], arch, major):
+        pass
+
+
 # --- reading what came out -----------------------------------------------------------------------------------------
 
 
