@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _pytest import tmpdir
 
 from cupynorm.runtime import nvrtc
 
@@ -28,13 +29,14 @@ IN_VAIN = 24
 WORTH_A_CASE = 0.02  # seconds that count for one more of them
 # fixtures that install the simulator
 FIXTURES = {"simulated", *(["xp"] if os.environ.get("CUPYNORM_TEST_DEVICE") == "simulator" else [])}
-UNFIT = {"cuda", "tmp_path"}  # need a real device; ask for the report of their test when they end
+UNFIT = {"cuda"}  # needs a real device
 # whose fixtures of a whole session hold no kernel's results: pytest's folders, and each conftest.py
 KEPT_BY = ("tmpdir", "conftest")
 # numpy.testing's, whose failure would end a rehearsal before all kernels are known
 COMPARISONS = ("assert_allclose", "assert_array_equal", "assert_equal", "assert_array_less")
 
-CHECKS = ("assert_close", "check")  # functions of a file that compute and compare, several of them in a test
+# functions of a file that compute and compare, several of them in a test
+CHECKS = ("assert_close", "assert_form_close", "check")
 
 _done: set[pytest.Item] = set()
 _left_out: dict[str, set[pytest.Item]] = collections.defaultdict(
@@ -65,6 +67,7 @@ def _run(item: Any) -> None:
     """Run a test as pytest does, but report nothing: what a failure looks like takes longer to write than the rest."""
     if not item._request:
         item._initrequest()  # as pytest does before it runs a test again
+    item.stash[tmpdir.tmppath_result_key] = {}  # where tmp_path looks, when it ends, for how its test came out
     try:
         item.ihook.pytest_runtest_setup(item=item)
         item.ihook.pytest_runtest_call(item=item)
