@@ -67,7 +67,9 @@ def _run(item: Any) -> None:
     """Run a test as pytest does, but report nothing: what a failure looks like takes longer to write than the rest."""
     if not item._request:
         item._initrequest()  # as pytest does before it runs a test again
-    item.stash[tmpdir.tmppath_result_key] = {}  # where tmp_path looks, when it ends, for how its test came out
+    item.stash[
+        tmpdir.tmppath_result_key
+    ] = {}  # where tmp_path looks, when it ends, for how its test came out
     try:
         item.ihook.pytest_runtest_setup(item=item)
         item.ihook.pytest_runtest_call(item=item)
