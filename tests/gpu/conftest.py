@@ -40,8 +40,9 @@ SAMPLED = (
     }
     | {"test_statistics.py": 60}
     | {f"test_{name}.py": 4 for name in ("layout", "ops", "variants")}
-    # op, variant and dtype still meet in pairs
+    # their parameters still meet in pairs
     | {"test_special_values.py::test_special_values_are_those_of_float64_and_stay_in_their_row": 3}
+    | {"test_special_values.py::test_constant_rows_are_beta_to_the_bit": 5}
     | {"test_elementwise_axes.py::test_any_strides": 3}  # drawn at random
 )
 
