@@ -295,7 +295,8 @@ def rows_that_the_grid_shares() -> list[Called]:
         fused_candidates(
             lambda kind, dtype: fused_instances(kind, dtype, "90", of_shared_rows), FUSED, FUSED_DTYPES
         ),
-        lambda each: (each.plan.block, each.plan.min_blocks),
+        lambda each: registers(each.plan),
+        each=lambda instance: (instance.plan.block, instance.plan.min_blocks),
     )
 
 
