@@ -181,6 +181,11 @@ def tightness(plan: Plan) -> tuple[float, int]:
     return held * threads / REGISTERS, held
 
 
+def registers(plan: Plan) -> int:
+    """Say how many registers its launch bounds leave a thread: a multiple of 8, at most 255."""
+    return min(255, REGISTERS // (plan.block * plan.min_blocks) // 8 * 8)
+
+
 def extremes(candidates: Iterable[Plan]) -> list[Plan]:
     """Of plans that differ only in how much a thread holds, the one that holds most, for each bound on registers."""
 
@@ -279,28 +284,28 @@ class Called(NamedTuple):
     instance: Instance
 
     @property
-    def kind(self) -> tuple[object, ...]:
-        """Which code of the kernels its plan takes."""
+    def properties(self) -> tuple[object, ...]:
+        """What is called, the dtypes of x and y, and which code of the kernels its plan takes."""
         plan = self.instance.plan
-        return plan.variant, plan.kernel, plan.full, plan.unaligned
+        loop = plan.kernel, plan.full, plan.unaligned
+        return self.name, self.instance.types.x, self.instance.types.y, plan.variant, loop
 
 
 def sampled(
-    candidates: Iterable[Called], *more: Callable[[Instance], object], all_of_them: bool = SLOW
+    candidates: Iterable[Called],
+    *more: Callable[[Instance], object],
+    each: Callable[[Instance], object] = lambda _: None,
+    all_of_them: bool = SLOW,
 ) -> list[Called]:
-    """Choose kernels so that calls, dtypes, kinds of plans and more factors meet in pairs; all with CUPYNORM_SLOW=1."""
+    """Choose kernels so that properties and more factors meet in pairs, `each` occurs; all with CUPYNORM_SLOW=1."""
     found = list(candidates)
     if all_of_them:
         return found
     return covering(
         found,
-        lambda each: (
-            each.name,
-            each.instance.types[:2],
-            each.kind,
-            *(factor(each.instance) for factor in more),
-        ),
-        lambda each: tightness(each.instance.plan),
+        lambda called: (*called.properties, *(factor(called.instance) for factor in more)),
+        lambda called: tightness(called.instance.plan),
+        lambda called: each(called.instance),
     )
 
 
@@ -347,6 +352,41 @@ def compile_instances(
     """Compile all, several to a module."""
     kernels = compile_together([(each.text, each.expression) for each in wanted], arch, major)
     return zip(wanted, kernels, strict=True)
+
+
+def compiled(spec: KernelSpec, plan: Plan, arch: str, major: int | None = None) -> Cubin:
+    """Return the kernel of a plan: as it was compiled with others, else compiled now."""
+    (kernel,) = compile_together([(spec.text, spec.expression(plan))], arch, major)
+    return kernel
+
+
+def chosen(
+    spec: KernelSpec, device: str, arch: str, variant: str | None = None, major: int | None = None
+) -> tuple[Plan, Cubin]:
+    """Return the plan that is chosen when the compiler is asked what it keeps in local memory, and its kernel."""
+
+    def local_bytes(plan: Plan) -> int:
+        return compiled(spec, plan, arch, major).stack_bytes
+
+    limits = RECORDED[device]
+    plan = choose(spec.problem, limits, lambda plan: plan.min_blocks, variant, local_bytes=local_bytes)
+    return plan, compiled(spec, plan, arch, major)
+
+
+def compile_first_choices(
+    calls: Iterable[tuple[KernelSpec, str, str | None]], arch: str, major: int | None = None
+) -> None:
+    """Compile what is chosen before the compiler is asked: of lowered calls, devices and variants, all together.
+
+    Compiler and disassembler need as long to start as for a kernel or two, and compiled() finds what was compiled here.
+    """
+    wanted: dict[tuple[str, str], None] = {}
+    for spec, device, variant in calls:
+        with contextlib.suppress(DoesNotFitError):
+            plan = choose(spec.problem, RECORDED[device], lambda plan: plan.min_blocks, variant)
+            wanted[spec.text, spec.expression(plan)] = None
+    for _ in compile_together([*wanted], arch, major):
+        pass
 
 
 # --- reading what came out -----------------------------------------------------------------------------------------

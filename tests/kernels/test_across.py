@@ -18,13 +18,21 @@ from cupynorm.lower.fused import Around, fused_spec
 from cupynorm.lower.row import RowOp
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.ops.softmax import SOFTMAX
-from cupynorm.plan.choose import choose
 from cupynorm.plan.config import EVENLY, IN_REGISTERS, NOWHERE, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.variants.across import VARIANTS_ACROSS
-from cupynorm.runtime import compiler, nvrtc
+from cupynorm.runtime import nvrtc
 from tests import SLOW, simulator
-from tests.build_gate import begins_too_soon, code_of, endless_waits, spills, stalls_a_cluster
+from tests.build_gate import (
+    begins_too_soon,
+    chosen,
+    code_of,
+    compile_first_choices,
+    endless_waits,
+    spills,
+    stalls_a_cluster,
+)
+from tests.sampling import in_pairs
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
 
 EPS = 1e-5
@@ -93,16 +101,18 @@ def expected(op: RowOp, host: Any) -> Any:
     return (x - x.mean(-1, keepdims=True)) / np.sqrt(x.var(-1, keepdims=True) + EPS) * gamma + gamma
 
 
-@pytest.mark.parametrize("dtype", [*DIGITS] if SLOW else [each for each in DIGITS if each != "bfloat16"])
+CALLS = in_pairs(
+    (None, *VARIANTS_ACROSS),
+    [each for each in DIGITS if SLOW or each != "bfloat16"],
+    (LAYER_NORM, SOFTMAX, *((RMS_NORM,) if SLOW else ())),
+    SHAPES,
+)
+
+
 @pytest.mark.parametrize("variant", [None, *VARIANTS_ACROSS])
-def test_every_variant_is_right(variant: str | None, dtype: str) -> None:
+def test_every_variant_is_right(variant: str | None) -> None:
     seen = set()
-    calls = [*itertools.product((LAYER_NORM, RMS_NORM, SOFTMAX), SHAPES)]
-    if not SLOW:  # each op meets every other shape, the others in wider dtypes
-        wide = [*DIGITS].index(dtype) > 1
-        ops = itertools.cycle((SOFTMAX, LAYER_NORM) if wide else (LAYER_NORM, SOFTMAX))
-        calls = [*zip(ops, SHAPES, strict=False)]
-    for op, shape in calls:
+    for _, dtype, op, shape in (each for each in CALLS if each[0] == variant):
         host = drawn(shape, dtype)
         try:
             found, plan = run(op, host, variant)
@@ -111,8 +121,9 @@ def test_every_variant_is_right(variant: str | None, dtype: str) -> None:
             continue
         assert variant in {None, plan.variant}
         np.testing.assert_allclose(found, expected(op, host), rtol=4 * DIGITS[dtype], atol=DIGITS[dtype])
-        seen.add(plan.vector > 1)
-    assert seen == ({False} if dtype == "float64" else {True, False})  # as RULES say for 8 bytes
+        seen.add((plan.vector > 1, dtype == "float64"))
+    assert {each for each in seen if each[1]} == {(False, True)}  # as RULES say for 8 bytes
+    assert variant is None or (True, False) in seen
 
 
 def tile_of(
@@ -288,39 +299,27 @@ def spec_of(op: RowOp, shape: tuple[int, int, int], dtype: str) -> Any:
     return fused_spec(op, x, 1, columns, [0] * len(op.stats), EPS, compute_dtype(kind, kind), what)
 
 
-BUILT = [(64, 32, 512), (4, 4096, 1024)]
+# on each architecture both calls and both shapes, of a row in a block and of one in several
+DEVICES = {"90": "h200", "80": "a100", "75": "t4"}
+BUILT = in_pairs(DEVICES, ((LAYER_NORM, "float16"), (SOFTMAX, "float64")), ((64, 32, 512), (4, 4096, 1024)))
 
 
 @pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
-@pytest.mark.parametrize(("arch", "device"), [("90", "h200"), ("80", "a100"), ("75", "t4")])
-def test_every_kernel_compiles_without_a_spill(arch: str, device: str) -> None:
-    seen, kernels = set(), {}
-
-    def compiled(spec: Any, plan: Plan) -> Any:
-        key = spec.expression(plan)
-        if key not in kernels:
-            kernels[key] = nvrtc.compile(spec.text, key, compiler.options(), arch)
-        return kernels[key]
-
-    def stand_in(plan: Plan) -> int:
-        return plan.min_blocks
-
-    for (op, dtype), shape in itertools.product(((LAYER_NORM, "float16"), (SOFTMAX, "float64")), BUILT):
-        spec = spec_of(op, shape, dtype)
-
-        def stack(plan: Plan, spec: Any = spec) -> int:
-            return int(compiled(spec, plan).stack_bytes)
-
-        for variant in VARIANTS_ACROSS:
-            try:
-                plan = choose(spec.problem, RECORDED[device], stand_in, variant, local_bytes=stack)
-            except DoesNotFitError:
-                continue
-            kernel = compiled(spec, plan)
-            assert not spills(kernel), (plan, spills(kernel))
-            assert not endless_waits(kernel)
-            code = code_of(kernel, arch)
-            assert not begins_too_soon(code, arch)
-            assert not stalls_a_cluster(code, arch)
-            seen.add(variant)
+@pytest.mark.parametrize("arch", DEVICES)
+def test_every_kernel_compiles_without_a_spill(arch: str) -> None:
+    seen = set()
+    specs = [spec_of(op, shape, dtype) for on, (op, dtype), shape in BUILT if on == arch]
+    calls = [*itertools.product(specs, (DEVICES[arch],), VARIANTS_ACROSS)]
+    compile_first_choices(calls, arch)
+    for spec, device, variant in calls:
+        try:
+            plan, kernel = chosen(spec, device, arch, variant)
+        except DoesNotFitError:
+            continue
+        assert not spills(kernel), (plan, spills(kernel))
+        assert not endless_waits(kernel)
+        code = code_of(kernel, arch)
+        assert not begins_too_soon(code, arch)
+        assert not stalls_a_cluster(code, arch)
+        seen.add(variant)
     assert seen == {*VARIANTS_ACROSS} - ({"cluster"} if arch != "90" else set())

@@ -226,7 +226,7 @@ def test_a_row_has_room_for_what_its_band_keeps_at_most(
     band: dict[str, Any], cols: int, simulated: Any
 ) -> None:
     xp, random = simulated.cupy, np.random.default_rng(3)
-    x = random.standard_normal((9, 60, cols)).astype(np.float16)
+    x = random.standard_normal((4, 60, cols)).astype(np.float16)
     problem = asking.spec_of(lambda: cupynorm.softmax(x, **band)).problem
     kept = (cupynorm.softmax(np.ones((60, cols)), **band) > 0).sum(axis=1)
 
@@ -315,12 +315,18 @@ def test_a_band_that_keeps_little_of_long_rows_takes_shared_memory(
 
 
 # what is dropped lies on both sides of what is kept, or on one; a block has several rows, or one
-@pytest.mark.parametrize("waves", [0.1, ONE_BLOCK_PER_ROW])
-@pytest.mark.parametrize("function", [cupynorm.softmax, cupynorm.log_softmax])
-@pytest.mark.parametrize(("cols", "dtype"), [(20000, "float16"), (20001, "float16"), (9001, "float32")])
+@pytest.mark.parametrize(
+    ("waves", "function", "of"),
+    in_pairs(
+        (0.1, ONE_BLOCK_PER_ROW),
+        (cupynorm.softmax, cupynorm.log_softmax),
+        ((20000, "float16"), (20001, "float16"), (9001, "float32")),
+    ),
+)
 def test_what_is_dropped_of_long_rows_is_written(
-    function: Any, cols: int, dtype: str, waves: float, simulated: Any
+    waves: float, function: Any, of: tuple[int, str], simulated: Any
 ) -> None:
+    cols, dtype = of
     xp, random = simulated.cupy, np.random.default_rng(5)
     rows = RECORDED["h200"].sm_count + 3
     x = random.standard_normal((rows, cols)).astype(dtype)

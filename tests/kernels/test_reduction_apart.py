@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,11 +16,12 @@ from cupynorm.plan.config import DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
 from tests import simulator
 from tests.kernels.test_across import DIGITS, drawn, expected, run
+from tests.simulator import simulated  # noqa: F401  a fixture
 from tests.tilings_apart import tiling_apart
 
 
 @pytest.fixture(autouse=True)
-def twins(monkeypatch: pytest.MonkeyPatch) -> None:
+def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     """Simulate a device that holds 16 blocks at once."""
     small = dataclasses.replace(RECORDED["h200"], sm_count=16, blocks_per_sm=1)
     monkeypatch.setitem(RECORDED, "small", small)

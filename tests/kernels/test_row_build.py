@@ -42,6 +42,7 @@ from tests.build_gate import (
     narrow_clusters,
     narrow_loads,
     nvdisasm,
+    registers,
     same_types,
     sampled,
     spills,
@@ -177,8 +178,9 @@ def of_every_kind() -> list[Called]:
         lambda each: each.plan.vector,
         lambda each: each.plan.parameter_cache,
         lambda each: each.plan.stages > 0,
-        lambda each: each.plan.block * each.plan.min_blocks,
+        lambda each: registers(each.plan).bit_length(),
         lambda each: each.plan.rows_per_group,
+        each=lambda instance: registers(instance.plan),
     )
 
 
@@ -293,7 +295,8 @@ def rows_that_the_grid_shares() -> list[Called]:
         fused_candidates(
             lambda kind, dtype: fused_instances(kind, dtype, "90", of_shared_rows), FUSED, FUSED_DTYPES
         ),
-        lambda each: (each.plan.block, each.plan.min_blocks),
+        lambda each: registers(each.plan),
+        each=lambda instance: (instance.plan.block, instance.plan.min_blocks),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,8 @@ import pytest
 
 import cupynorm
 from cupynorm.invoke import row_ops
-from cupynorm.plan.choose import choose
 from cupynorm.plan.config import VARIANTS
-from cupynorm.plan.limits import RECORDED
-from cupynorm.runtime import compiler, nvrtc
+from cupynorm.runtime import nvrtc
 from tests import SLOW, build_gate, simulator
 from tests.kernels.test_any_axis import agrees
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
@@ -151,25 +150,13 @@ COMPILED = [
 def test_no_kernel_spills_that_is_chosen_when_the_compiler_was_asked(
     arch: str, device: str, dtype: str
 ) -> None:
-    kernels: dict[str, Any] = {}
-    for kind in build_gate.IN_RUNS.values():
-        spec = kind.spec(dtype, 3 * 8192 // np.dtype(dtype).itemsize)
-
-        def compiled(plan: Any, spec: Any = spec) -> Any:
-            name = spec.expression(plan)
-            if name not in kernels:
-                kernels[name] = nvrtc.compile(spec.text, name, compiler.options(), arch)
-            return kernels[name]
-
-        for variant in (None, "block", "split", "uncached", *(("cluster",) if arch == "90" else ())):
-            plan = choose(
-                spec.problem,
-                RECORDED[device],
-                lambda plan: plan.min_blocks,
-                variant,
-                local_bytes=lambda plan, of=compiled: of(plan).stack_bytes,
-            )
-            assert not build_gate.spills(compiled(plan)), plan
-            code = build_gate.code_of(compiled(plan), arch)
-            assert not build_gate.begins_too_soon(code, arch)
-            assert not build_gate.stalls_a_cluster(code, arch)
+    variants = (None, "block", "split", "uncached", *(("cluster",) if arch == "90" else ()))
+    specs = [kind.spec(dtype, 3 * 8192 // np.dtype(dtype).itemsize) for kind in build_gate.IN_RUNS.values()]
+    calls = [*itertools.product(specs, (device,), variants)]
+    build_gate.compile_first_choices(calls, arch)
+    for spec, *_, variant in calls:
+        plan, kernel = build_gate.chosen(spec, device, arch, variant)
+        assert not build_gate.spills(kernel), plan
+        code = build_gate.code_of(kernel, arch)
+        assert not build_gate.begins_too_soon(code, arch)
+        assert not build_gate.stalls_a_cluster(code, arch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 from unittest import mock
@@ -15,10 +16,18 @@ from cupynorm.call import asking, statistics
 from cupynorm.plan.choose import choose
 from cupynorm.plan.config import Plan
 from cupynorm.plan.limits import RECORDED
-from cupynorm.runtime import compiler, nvrtc
+from cupynorm.runtime import nvrtc
 from cupynorm.runtime.nvrtc import Cubin
 from tests import SLOW
-from tests.build_gate import begins_too_soon, code_of, endless_waits, spills, stalls_a_cluster
+from tests.build_gate import (
+    begins_too_soon,
+    code_of,
+    compile_first_choices,
+    compiled,
+    endless_waits,
+    spills,
+    stalls_a_cluster,
+)
 
 pytestmark = pytest.mark.slow
 
@@ -122,27 +131,30 @@ def lowered(case: Case) -> Any:
 
 def chosen(spec: Any, arch: str) -> tuple[Plan, Cubin]:
     """Return the plan that the package chooses when it asks the compiler, and its kernel."""
-    found: dict[tuple[Any, ...], Cubin] = {}
-
-    def built(plan: Plan) -> Cubin:
-        if plan.template not in found:
-            name = spec.expression(plan)
-            (found[plan.template],) = nvrtc.compile_all(spec.text, [name], compiler.options(), arch)
-        return found[plan.template]
 
     def local_bytes(plan: Plan) -> int:
-        return built(plan).stack_bytes + built(plan).spill_store_bytes
+        kernel = compiled(spec, plan, arch)
+        return kernel.stack_bytes + kernel.spill_store_bytes
 
     plan = choose(
         spec.problem, RECORDED[DEVICES[arch]], lambda plan: plan.min_blocks, local_bytes=local_bytes
     )
-    return plan, built(plan)
+    return plan, compiled(spec, plan, arch)
+
+
+@functools.cache
+def compile_sampled(arch: str) -> None:
+    compile_first_choices(
+        ((lowered(case), DEVICES[arch], None) for case in SAMPLED if case.arch == arch), arch
+    )
 
 
 @pytest.mark.parametrize("case", [*every()] if SLOW else SAMPLED, ids=lambda case: " ".join(map(str, case)))
 def test_statistics_do_not_spill(case: Case) -> None:
     if not nvrtc.majors():
         pytest.skip("NVRTC is not installed")
+    if not SLOW:
+        compile_sampled(case.arch)
     plan, kernel = chosen(lowered(case), case.arch)
     code = code_of(kernel, case.arch)
 

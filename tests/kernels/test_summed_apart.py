@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -16,13 +17,18 @@ from cupynorm.lower import sums
 from cupynorm.lower.backward import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
 from cupynorm.lower.gradients import Added, Normed, ParameterSums, norm_gradient
 from cupynorm.lower.sums import nowhere, row_groups_apart
-from cupynorm.plan.choose import choose
 from cupynorm.plan.config import EVENLY, Plan
-from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.rules import rules_of
-from cupynorm.runtime import compiler, nvrtc
+from cupynorm.runtime import nvrtc
 from tests import SLOW, simulator
-from tests.build_gate import begins_too_soon, code_of, endless_waits, stalls_a_cluster
+from tests.build_gate import (
+    begins_too_soon,
+    chosen,
+    code_of,
+    compile_first_choices,
+    endless_waits,
+    stalls_a_cluster,
+)
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
 from tests.tilings_apart import tiling_apart
 
@@ -238,40 +244,40 @@ def spec_of(shape: tuple[int, int, int], dtype: str, form: str) -> Any:
     return norm_gradient(op, what, large(7), 1, compute, added, places)
 
 
+DEVICES = {"90": "h200", "80": "a100"}
+COMPILED = [
+    ((16, 21, 4096), "float16", "layer_norm", "90"),
+    ((16, 40, 4096), "bfloat16", "rms_norm", "90"),
+    ((16, 96, 4096), "float16", "from_y", "90"),
+    ((16, 96, 4096), "float16", "add_layer_norm", "90"),
+    ((16, 96, 4098), "float16", "layer_norm", "90"),
+    ((16, 768, 4096), "float16", "layer_norm", "90"),
+    ((16, 1000, 4096), "bfloat16", "layer_norm", "90"),
+    ((16, 192, 4096), "float32", "layer_norm", "90"),
+    ((16, 192, 4096), "float16", "from_y", "90"),
+    ((16, 300, 4096), "float32", "add_layer_norm", "90"),
+    ((16, 1000, 4096), "float32", "from_y", "90"),
+    ((16, 96, 4097), "float32", "rms_norm", "90"),
+    ((16, 96, 4096), "float64", "layer_norm", "90"),
+    ((16, 96, 4096), "float16", "layer_norm", "80"),
+    ((16, 40, 4096), "float32", "add_layer_norm", "80"),
+]
+
+
+@functools.cache
+def compile_all_together() -> None:
+    for arch, device in DEVICES.items():
+        specs = (spec_of(*call) for *call, on in COMPILED if on == arch)
+        compile_first_choices(((spec, device, None) for spec in specs), arch, 13)
+
+
 @pytest.mark.skipif(nvrtc.available(13) is None, reason="no NVRTC 13")
-@pytest.mark.parametrize(
-    ("shape", "dtype", "form", "arch"),
-    [
-        ((16, 21, 4096), "float16", "layer_norm", "90"),
-        ((16, 40, 4096), "bfloat16", "rms_norm", "90"),
-        ((16, 96, 4096), "float16", "from_y", "90"),
-        ((16, 96, 4096), "float16", "add_layer_norm", "90"),
-        ((16, 96, 4098), "float16", "layer_norm", "90"),
-        ((16, 768, 4096), "float16", "layer_norm", "90"),
-        ((16, 1000, 4096), "bfloat16", "layer_norm", "90"),
-        ((16, 192, 4096), "float32", "layer_norm", "90"),
-        ((16, 192, 4096), "float16", "from_y", "90"),
-        ((16, 300, 4096), "float32", "add_layer_norm", "90"),
-        ((16, 1000, 4096), "float32", "from_y", "90"),
-        ((16, 96, 4097), "float32", "rms_norm", "90"),
-        ((16, 96, 4096), "float64", "layer_norm", "90"),
-        ((16, 96, 4096), "float16", "layer_norm", "80"),
-        ((16, 40, 4096), "float32", "add_layer_norm", "80"),
-    ],
-)
+@pytest.mark.parametrize(("shape", "dtype", "form", "arch"), COMPILED)
 def test_plans_keep_their_numbers_in_registers(
     shape: tuple[int, int, int], dtype: str, form: str, arch: str
 ) -> None:
-    spec, limits = spec_of(shape, dtype, form), RECORDED["h200" if arch == "90" else "a100"]
-    kernels = {}
-
-    def spilled(plan: Plan) -> int:
-        kernel = nvrtc.compile(spec.text, spec.expression(plan), compiler.options(), arch, major=13)
-        kernels[plan.min_blocks] = kernel
-        return int(kernel.stack_bytes)
-
-    plan = choose(spec.problem, limits, lambda plan: plan.min_blocks, local_bytes=spilled)
-    kernel = kernels[plan.min_blocks]
+    compile_all_together()
+    plan, kernel = chosen(spec_of(shape, dtype, form), DEVICES[arch], arch, major=13)
     assert plan.block * plan.min_blocks >= 256  # threads of a multiprocessor
     assert kernel.stack_bytes <= rules_of(arch).apart.few_local_bytes * (form == "from_y")
     code = code_of(kernel, arch)

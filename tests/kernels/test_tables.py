@@ -12,13 +12,12 @@ import pytest
 import cupynorm
 from cupynorm.call import asking
 from cupynorm.invoke import row_ops
-from cupynorm.plan.choose import choose
 from cupynorm.plan.config import NOWHERE, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.rules import rules_of
-from cupynorm.runtime import compiler, nvrtc
+from cupynorm.runtime import nvrtc
 from tests import SLOW, simulator
-from tests.build_gate import begins_too_soon, code_of, endless_waits
+from tests.build_gate import begins_too_soon, chosen, code_of, compile_first_choices, endless_waits
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
 from tests.tilings_apart import tiling_apart
 
@@ -215,22 +214,6 @@ def calls_of(dtype: str, rows: int, cols: int) -> list[Any]:
     return calls
 
 
-class Compiled:
-    """The kernels of a lowered call, each compiled once."""
-
-    def __init__(self, spec: Any, arch: str) -> None:
-        self._spec, self._arch, self._kernels = spec, arch, dict[str, Any]()
-
-    def kernel(self, plan: Plan) -> Any:
-        key = self._spec.expression(plan)
-        if key not in self._kernels:
-            self._kernels[key] = nvrtc.compile(self._spec.text, key, compiler.options(), self._arch)
-        return self._kernels[key]
-
-    def local_bytes(self, plan: Plan) -> int:
-        return int(self.kernel(plan).stack_bytes)
-
-
 COMPILED = [("90", "h200", 13), ("90", "h200", 100), ("80", "a100", 8)]
 if SLOW:
     COMPILED = [(*each, cols) for each in (("90", "h200"), ("80", "a100")) for cols in (8, 13, 100)]
@@ -242,18 +225,16 @@ def test_what_is_chosen_compiles_without_a_spill_that_costs_anything(
     arch: str, device: str, cols: int
 ) -> None:
     limits, few = RECORDED[device], rules_of("90").apart.few_local_bytes
-    for dtype in ("float16", "float32", "float64") if SLOW else ("float32",):
-        for call in calls_of(dtype, 1 << 20, cols):
-            (spec, *_) = asking.specs_of(call, limits, None)
-            compiled = Compiled(spec, arch)
-            plan = choose(
-                spec.problem, limits, lambda plan: plan.min_blocks, local_bytes=compiled.local_bytes
-            )
-            kernel = compiled.kernel(plan)
-            assert (plan.variant, plan.waits) == ("split", NOWHERE)
-            assert kernel.stack_bytes <= few, plan
-            assert not endless_waits(kernel)
-            assert not begins_too_soon(code_of(kernel, arch), arch)
+    dtypes = ("float16", "float32", "float64") if SLOW else ("float32",)
+    calls = itertools.chain.from_iterable(calls_of(dtype, 1 << 20, cols) for dtype in dtypes)
+    specs = [asking.specs_of(call, limits, None)[0] for call in calls]
+    compile_first_choices([(spec, device, None) for spec in specs], arch)
+    for spec in specs:
+        plan, kernel = chosen(spec, device, arch)
+        assert (plan.variant, plan.waits) == ("split", NOWHERE)
+        assert kernel.stack_bytes <= few, plan
+        assert not endless_waits(kernel)
+        assert not begins_too_soon(code_of(kernel, arch), arch)
 
 
 def test_any_number_of_elements_and_blocks() -> None:

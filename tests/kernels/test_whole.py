@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import functools
+import itertools
 from typing import Any
 
 import numpy as np
@@ -10,14 +12,16 @@ import pytest
 
 from cupynorm.call.view import View
 from cupynorm.lower.fused import Around, fused_spec
+from cupynorm.lower.row import RowOp
+from cupynorm.lower.spec import KernelSpec
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX
 from cupynorm.plan.choose import choose
 from cupynorm.plan.config import WHOLE_COLUMNS, Plan
 from cupynorm.plan.limits import RECORDED
-from cupynorm.runtime import compiler, nvrtc
+from cupynorm.runtime import nvrtc
 from tests import SLOW, simulator
-from tests.build_gate import disassemble, nvdisasm, spills
+from tests.build_gate import chosen, compile_together, compiled, disassemble, nvdisasm, spills
 from tests.kernels.test_across import DIGITS, drawn, expected, run, spec_of
 from tests.simulator import simulated  # noqa: F401  a fixture
 from tests.tilings_apart import tiling_apart
@@ -85,90 +89,102 @@ def test_a_row_of_one_number_has_no_deviation() -> None:
     np.testing.assert_allclose(found, expected(LAYER_NORM, host), rtol=1e-3)
 
 
-@pytest.mark.skipif(
+# plans that share a multiprocessor between so many blocks, and instructions of an element for all of a kernel's code.
+# Before: one block, for 218 registers, and 41 instructions; three, and 31; two, and 29. With a look at each element 33,
+# 22 and 26
+IN_STEPS = [(LAYER_NORM, "float32", 2, 22), (SOFTMAX, "float32", 2, 17), (SOFTMAX, "float16", 2, 16)]
+# numbers of a thread, registers and instructions of an element; before, 126 and 20, 128 and 19
+OF_EACH_ELEMENT = [
+    (LAYER_NORM, "float16", 128, 128, 15.5),
+    (SOFTMAX, "float16", 128, 128, 14.0),
+    (LOG_SOFTMAX, "float16", 128, 128, 17.5),
+    (LAYER_NORM, "float32", 64, 128, 17.5),
+    (SOFTMAX, "float32", 64, 128, 14.5),
+]
+IN_THE_GRID = [
+    *itertools.product(
+        ((LAYER_NORM, "float32"), (SOFTMAX, "float32"), (LAYER_NORM, "float16")), (10000, 16384)
+    )
+]
+NEIGHBOURS = [*itertools.product(("float16", "float32"), (128, 1000, 4096))]
+
+needs_nvrtc = pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+needs_disassembler = pytest.mark.skipif(
     nvrtc.available(13) is None or nvdisasm() is None, reason="no NVRTC 13, or no disassembler"
 )
-@pytest.mark.parametrize(
-    ("op", "dtype", "blocks", "instructions"),
-    # before: one block, for 218 registers, and 41 instructions; three, and 31; two, and 29. With a look at each
-    # element 33, 22 and 26
-    [(LAYER_NORM, "float32", 2, 22), (SOFTMAX, "float32", 2, 17), (SOFTMAX, "float16", 2, 16)],
-)
+
+
+def first_choice(op: RowOp, shape: tuple[int, int, int], dtype: str) -> tuple[KernelSpec, Plan]:
+    """Return a lowered call, and the plan that is chosen before the compiler is asked."""
+    spec = spec_of(op, shape, dtype)
+    return spec, choose(spec.problem, RECORDED["h200"], lambda plan: plan.min_blocks)
+
+
+def neighbours(dtype: str, cols: int) -> tuple[KernelSpec, Plan]:
+    """Return a call whose threads store eight bytes of neighbouring rows, and its plan."""
+    spec, plan = first_choice(SOFTMAX, (16, cols, 1 << 11), dtype)
+    return spec, dataclasses.replace(plan, vector=8 // np.dtype(dtype).itemsize, vectors=16)
+
+
+@functools.cache
+def compile_all_together(major: int) -> None:
+    """Compile for the tests below: compiler and disassembler need as long to start as for a kernel or two."""
+    calls = [first_choice(op, (16, cols, 1024), dtype) for (op, dtype), cols in IN_THE_GRID]
+    calls += itertools.starmap(neighbours, NEIGHBOURS)
+    if major == nvrtc.majors()[0]:
+        calls += [first_choice(op, (1, 1000, 1 << 15), dtype) for op, dtype, *_ in IN_STEPS]
+        calls += [first_choice(op, (1, 1024, 1 << 15), dtype) for op, dtype, *_ in OF_EACH_ELEMENT]
+    for _ in compile_together([(spec.text, spec.expression(plan)) for spec, plan in calls], "90", major):
+        pass
+
+
+@needs_disassembler
+@pytest.mark.parametrize(("op", "dtype", "blocks", "instructions"), IN_STEPS)
 def test_other_rows_have_addresses_in_steps(op: Any, dtype: str, blocks: int, instructions: float) -> None:
-    spec = spec_of(op, (1, 1000, 1 << 15), dtype)
-
-    def compiled(plan: Plan) -> Any:
-        return nvrtc.compile(spec.text, spec.expression(plan), compiler.options(), "90", major=13)
-
-    limits = RECORDED["h200"]
-    plan = choose(
-        spec.problem,
-        limits,
-        lambda plan: plan.min_blocks,
-        local_bytes=lambda plan: int(compiled(plan).stack_bytes),
-    )
+    compile_all_together(13)
+    plan, kernel = chosen(spec_of(op, (1, 1000, 1 << 15), dtype), "h200", "90", major=13)
     assert not plan.full
     assert plan.min_blocks >= blocks
-    kernel = compiled(plan)
     code = disassemble(kernel.image)[kernel.lowered_name]
     assert len(code.instructions) <= instructions * plan.vector * plan.vectors
 
 
-# registers and instructions of an element, for all of a kernel's code; before, 126 and 20, 128 and 19
-@pytest.mark.skipif(
-    nvrtc.available(13) is None or nvdisasm() is None, reason="no NVRTC 13, or no disassembler"
-)
-@pytest.mark.parametrize(
-    ("op", "dtype", "numbers", "registers", "instructions"),
-    [
-        (LAYER_NORM, "float16", 128, 128, 15.5),
-        (SOFTMAX, "float16", 128, 128, 14.0),
-        (LOG_SOFTMAX, "float16", 128, 128, 17.5),
-        (LAYER_NORM, "float32", 64, 128, 17.5),
-        (SOFTMAX, "float32", 64, 128, 14.5),
-    ],
-)
+@needs_disassembler
+@pytest.mark.parametrize(("op", "dtype", "numbers", "registers", "instructions"), OF_EACH_ELEMENT)
 def test_few_instructions_are_issued_for_each_element(
     op: Any, dtype: str, numbers: int, registers: int, instructions: float
 ) -> None:
-    spec = spec_of(op, (1, 1024, 1 << 15), dtype)
-    plan = choose(spec.problem, RECORDED["h200"], lambda plan: plan.min_blocks)
+    compile_all_together(13)
+    spec, plan = first_choice(op, (1, 1024, 1 << 15), dtype)
     assert plan.full
     assert plan.vector * plan.vectors == numbers
-    kernel = nvrtc.compile(spec.text, spec.expression(plan), compiler.options(), "90", major=13)
+    kernel = compiled(spec, plan, "90", 13)
     assert not spills(kernel)
     assert kernel.registers <= registers
     code = disassemble(kernel.image)[kernel.lowered_name]
     assert len(code.instructions) <= instructions * numbers
 
 
-@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
-@pytest.mark.parametrize(
-    ("op", "dtype"), [(LAYER_NORM, "float32"), (SOFTMAX, "float32"), (LAYER_NORM, "float16")]
-)
-@pytest.mark.parametrize("cols", [10000, 16384])
-def test_rows_that_the_grid_shares_have_registers_enough(op: Any, dtype: str, cols: int) -> None:
+@needs_nvrtc
+@pytest.mark.parametrize(("call", "cols"), IN_THE_GRID)
+def test_rows_that_the_grid_shares_have_registers_enough(call: tuple[Any, str], cols: int) -> None:
     # a thread holds 64 numbers in its 128 registers, so values that all tiles share are computed again for each tile
-    spec = spec_of(op, (16, cols, 1024), dtype)
-    plan = choose(spec.problem, RECORDED["h200"], lambda plan: plan.min_blocks)
+    spec, plan = first_choice(call[0], (16, cols, 1024), call[1])
     assert (plan.variant, plan.block, plan.vectors) == ("split", 512, 32)
     for major in nvrtc.majors():
-        kernel = nvrtc.compile(spec.text, spec.expression(plan), compiler.options(), "90", major=major)
-        assert not spills(kernel), major
+        compile_all_together(major)
+        assert not spills(compiled(spec, plan, "90", major)), major
 
 
-@pytest.mark.skipif(
-    nvrtc.available() is None or nvdisasm() is None, reason="NVRTC is not installed, or no disassembler"
-)
-@pytest.mark.parametrize("cols", [128, 1000, 4096])
-@pytest.mark.parametrize("dtype", ["float16", "float32"])
+@needs_nvrtc
+@pytest.mark.skipif(nvdisasm() is None, reason="no disassembler")
+@pytest.mark.parametrize(("dtype", "cols"), NEIGHBOURS)
 def test_neighbouring_rows_are_stored_at_once(dtype: str, cols: int) -> None:
     # the compiler takes plain stores apart whose addresses are in steps: twice as many, each of half a sector
-    spec = spec_of(SOFTMAX, (16, cols, 1 << 11), dtype)
-    plan = choose(spec.problem, RECORDED["h200"], lambda plan: plan.min_blocks)
-    plan = dataclasses.replace(plan, vector=8 // np.dtype(dtype).itemsize, vectors=16)
+    spec, plan = neighbours(dtype, cols)
     for major in nvrtc.majors():
-        kernel = nvrtc.compile(spec.text, spec.expression(plan), compiler.options(), "90", major=major)
+        compile_all_together(major)
+        kernel = compiled(spec, plan, "90", major)
         memory = disassemble(kernel.image)[kernel.lowered_name].accesses
         found = {width: count for (kind, width), count in memory.items() if kind == "STG"}
         # over the grid: with the next tile's loads between them and without; and a message, and the first counter

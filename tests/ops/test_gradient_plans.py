@@ -19,7 +19,7 @@ from cupynorm.ops.norm import LAYER_NORM
 from cupynorm.plan.choose import choose
 from cupynorm.plan.config import VARIANTS, Plan, room_bytes
 from cupynorm.plan.limits import RECORDED
-from tests import simulator
+from tests import SLOW, simulator
 from tests.gradient_calls import NAMES, WIDTHS, assert_near, calls, normal
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
 
@@ -34,7 +34,16 @@ def on_device(arrays: dict[str, Any]) -> dict[str, Any]:
     return {name: cupy.asarray(each) for name, each in arrays.items()}
 
 
-@pytest.mark.parametrize(("name", "variant"), [*itertools.product(NAMES, VARIANTS)])
+# Half of the variants for each function, others for the next: tests/kernels/test_backward.py has each op in each of
+# them. All with CUPYNORM_SLOW=1.
+HELD = [
+    (name, variant)
+    for (i, name), (k, variant) in itertools.product(enumerate(NAMES), enumerate(VARIANTS))
+    if SLOW or (i + k) % 4 < 2
+]
+
+
+@pytest.mark.parametrize(("name", "variant"), HELD)
 def test_every_variant_gives_what_the_host_gives(name: str, variant: str) -> None:
     # rows in whole vectors of halves, or rows of floats that begin anywhere
     which = (NAMES.index(name) + VARIANTS.index(variant)) % 2

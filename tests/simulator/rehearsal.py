@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from _pytest import tmpdir
 
 from cupynorm.runtime import nvrtc
 
@@ -28,13 +29,14 @@ IN_VAIN = 24
 WORTH_A_CASE = 0.02  # seconds that count for one more of them
 # fixtures that install the simulator
 FIXTURES = {"simulated", *(["xp"] if os.environ.get("CUPYNORM_TEST_DEVICE") == "simulator" else [])}
-UNFIT = {"cuda", "tmp_path"}  # need a real device; ask for the report of their test when they end
-# modules whose fixtures of a whole session hold no kernel's results
-KEPT_BY = ("tests.conftest", "_pytest.tmpdir")
+UNFIT = {"cuda"}  # needs a real device
+# whose fixtures of a whole session hold no kernel's results: pytest's folders, and each conftest.py
+KEPT_BY = ("tmpdir", "conftest")
 # numpy.testing's, whose failure would end a rehearsal before all kernels are known
 COMPARISONS = ("assert_allclose", "assert_array_equal", "assert_equal", "assert_array_less")
 
-CHECKS = ("assert_close", "check")  # functions of a file that compute and compare, several of them in a test
+# functions of a file that compute and compare, several of them in a test
+CHECKS = ("assert_close", "assert_form_close", "check")
 
 _done: set[pytest.Item] = set()
 _left_out: dict[str, set[pytest.Item]] = collections.defaultdict(
@@ -54,7 +56,7 @@ def _can_be_rehearsed(item: pytest.Item) -> bool:
     ):
         return False
     defined = [each for some in item._fixtureinfo.name2fixturedefs.values() for each in some]
-    return all(each.scope == "function" or each.func.__module__ in KEPT_BY for each in defined)
+    return all(each.scope == "function" or each.func.__module__.endswith(KEPT_BY) for each in defined)
 
 
 def _function(item: pytest.Item) -> str:
@@ -65,6 +67,9 @@ def _run(item: Any) -> None:
     """Run a test as pytest does, but report nothing: what a failure looks like takes longer to write than the rest."""
     if not item._request:
         item._initrequest()  # as pytest does before it runs a test again
+    item.stash[
+        tmpdir.tmppath_result_key
+    ] = {}  # where tmp_path looks, when it ends, for how its test came out
     try:
         item.ihook.pytest_runtest_setup(item=item)
         item.ihook.pytest_runtest_call(item=item)
