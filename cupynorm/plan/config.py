@@ -74,8 +74,10 @@ ROOM_BYTES, ROOM_ROWS, ROOM_BLOCKS = 96, 8, 1024
 
 # Where a block keeps affine parameters. AT_USE: nowhere, they are loaded when they are used. PER_ROW: in registers,
 # loaded with each row. SHARED, REGISTERS: loaded once for all rows. CONVERTED: in shared memory, in the compute type,
-# where every thread finds those of any column.
-AT_USE, PER_ROW, SHARED, REGISTERS, CONVERTED = range(5)
+# where every thread finds those of any column. BOTH: loaded once for all rows, those of a thread's first vectors, one
+# of SHARED_OF_VECTORS (kVectorsOfOneShared in kernels/row/columns.cuh), in shared memory, the others in registers.
+AT_USE, PER_ROW, SHARED, REGISTERS, CONVERTED, BOTH = range(6)
+SHARED_OF_VECTORS = 4
 
 # Where rows wait whose elements lie apart. EVENLY: in registers of threads of which each has all of its elements but
 # SPARE_ELEMENTS, and one at least.
@@ -114,7 +116,7 @@ class Plan:
     full
         The vectors of all threads are exactly the row.
     parameter_cache
-        Where affine parameters wait: AT_USE, PER_ROW, SHARED, REGISTERS or CONVERTED.
+        Where affine parameters wait: AT_USE, PER_ROW, SHARED, REGISTERS, CONVERTED or BOTH.
     unaligned, alignment_period
         Rows do not begin at vectors: head and tail elements go one by one (1; 2: x is aligned otherwise than y), and
         rows this far apart have the same alignment.
@@ -210,7 +212,7 @@ class Plan:
     @property
     def persistent(self) -> bool:
         """Whether blocks go through many rows, since something is kept for the next ones or on its way."""
-        return self.stages > 0 or self.parameter_cache in (SHARED, REGISTERS)
+        return self.stages > 0 or self.parameter_cache in (SHARED, REGISTERS, BOTH)
 
     @property
     def dynamic(self) -> bool:
@@ -267,7 +269,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "vectors": (1, 128),
     "group": (0, MAX_BLOCK),
     "rows_per_group": (1, 8),
-    "parameter_cache": (AT_USE, CONVERTED),
+    "parameter_cache": (AT_USE, BOTH),
     "unaligned": (ALIGNED, UNALIGNED_APART),
     "alignment_period": (0, 16),
     "ctas_per_row": (1, 1 << 16),

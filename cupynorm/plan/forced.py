@@ -10,6 +10,7 @@ from cupynorm.plan.config import (
     ACCESS_BYTES,
     ALIGNED,
     AT_USE,
+    BOTH,
     BOUNDS,
     CONVERTED,
     CONVERTED_ELEMENTS,
@@ -207,6 +208,7 @@ def _caches_parameters_soundly(problem: Problem, plan: Plan) -> bool:
     fits = fits and (plan.stages == 0 or plan.kernel == "row_registers") and _holds_edges(plan)
     alone = plan.ctas_per_row == 1 and plan.stages == 0
     may_convert = (plan.dynamic and plan.unaligned == UNALIGNED) or (alone and not problem.fused)
+    fits = fits and (plan.parameter_cache != BOTH or (plan.kernel == "row_registers" and not plan.unaligned))
     return fits and (plan.parameter_cache != CONVERTED or may_convert)
 
 
