@@ -72,6 +72,9 @@ RESULT_BYTES = 2  # of an element of the results among which messages lie, at le
 # they meet (kMost in row/reread.cuh), and blocks of a row at most
 ROOM_BYTES, ROOM_ROWS, ROOM_BLOCKS = 96, 8, 1024
 
+# Rows of a block that come and go as one stretch of memory: so many, or a multiple (kRows in kernels/row/tiled.cuh).
+TILE_ROWS = 8
+
 # Where a block keeps affine parameters. AT_USE: nowhere, they are loaded when they are used. PER_ROW: in registers,
 # loaded with each row. SHARED, REGISTERS: loaded once for all rows. CONVERTED: in shared memory, in the compute type,
 # where every thread finds those of any column. BOTH: loaded once for all rows, those of a thread's first vectors, one
@@ -127,7 +130,8 @@ class Plan:
     grid, block
         Blocks, and threads a block.
     row_shared_bytes, shared_bytes
-        Shared memory that a block may keep a row in, and all dynamic shared memory of a block.
+        Shared memory that a block may keep a row in, or all of its rows where they come and go together (`warp`), and
+        all dynamic shared memory of a block.
     min_blocks
         The compiler keeps registers few enough for so many blocks on a multiprocessor.
     across, waits
@@ -179,6 +183,8 @@ class Plan:
             return "row_reread"
         if self.variant == "shared" and not self.row_shared_bytes:
             return "row_computed"
+        if self.variant == "warp" and self.row_shared_bytes:
+            return "row_tiled"
         return "row_registers" if self.group else "row_staged"
 
     @property
@@ -201,6 +207,7 @@ class Plan:
             "row_together": (self.rows_per_group,),
             "row_reread": (self.unaligned,),
             "row_computed": (self.unaligned,),
+            "row_tiled": (self.group,),
         }
         if self.kernel in others:
             return (*tile, *others[self.kernel], *launch)

@@ -38,7 +38,7 @@ from cupynorm.plan.partition import (
     shared_bytes,
     threads_with_vectors,
 )
-from cupynorm.plan.variants import across, cached, grid, staged, summed, tiles
+from cupynorm.plan.variants import across, cached, grid, staged, summed, tiled, tiles
 from cupynorm.plan.variants.fused_cluster import has_static_room
 from cupynorm.plan.variants.registers import may_persist
 
@@ -100,6 +100,8 @@ def finished(question: Question, forced: Plan) -> Plan | None:
         return (
             across.finished(question, forced, FORCED) if both and across.is_sound(problem, forced) else None
         )
+    if forced.kernel == "row_tiled":
+        return tiled.finished(question, forced, FORCED)
     fits = (
         problem.vector % forced.vector == 0
         and (forced.vector == problem.vector or not problem.unaligned)

@@ -56,6 +56,22 @@ class Tile(NamedTuple):
     max_summed_bytes: int
 
 
+class Tiled(NamedTuple):
+    """Narrow rows that come and go together.
+
+    Attributes
+    ----------
+    elements
+        Of a row, that a thread holds at most, by bytes of an element.
+    block, threads
+        Threads of a block, and of a multiprocessor for which registers are kept few enough.
+    """
+
+    elements: Mapping[int, int]
+    block: int
+    threads: int
+
+
 class Staged(NamedTuple):
     """Rows that a whole block goes through: shared, uncached, and what split has of them.
 

@@ -65,7 +65,7 @@ def prefers_clusters(question: Question) -> bool:
 def prefetched(question: Question) -> Plan | None:
     """Return the best of all tilings, by their worth; parameters at use where none has room for them.
 
-    Shared memory alone is tried first, then shared memory and registers (docs/notes/082).
+    Shared memory alone is tried first, then shared memory and registers (docs/notes/068).
     """
     problem = question.problem
     if not question.can_stage or problem.doubles:
