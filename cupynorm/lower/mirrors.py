@@ -524,7 +524,9 @@ def adjoining(x: View, y: View, axes: int) -> bool:
 
     def without_gaps(each: View) -> bool:
         extents, strides = each.split(axes)[0].collapsed()
-        return each.pointer % ACCESS_BYTES == 0 and len(extents) == 1 and (extents[0] == 1 or strides[0] == cols)
+        return (
+            each.pointer % ACCESS_BYTES == 0 and len(extents) == 1 and (extents[0] == 1 or strides[0] == cols)
+        )
 
     return x.dtype.itemsize == y.dtype.itemsize and without_gaps(x) and without_gaps(y)
 

@@ -181,10 +181,10 @@ class Plan:
             return "row_together"
         if self.variant == "split" and not self.row_shared_bytes and self.unaligned != UNALIGNED_APART:
             return "row_reread"
-        if self.variant == "shared" and not self.row_shared_bytes:
-            return "row_computed"
-        if self.variant == "warp" and self.row_shared_bytes:
-            return "row_tiled"
+        by_shared_bytes = {("shared", False): "row_computed", ("warp", True): "row_tiled"}
+        found = by_shared_bytes.get((self.variant, bool(self.row_shared_bytes)))
+        if found is not None:
+            return found
         return "row_registers" if self.group else "row_staged"
 
     @property

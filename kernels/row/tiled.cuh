@@ -55,7 +55,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   constexpr int kColumns = (kElements * kGroup + kBlock - 1) / kBlock;  // whose parameters a thread converts
   static_assert(Load::kDirect && !Store::kScales && !Store::kHasEpilogueOperands && sizeof(Type) == sizeof(Result),
       "results take the places of elements");
-  const int cols = int(a.cols), lane = threadIdx.x % kGroup, row = threadIdx.x / kGroup;
+  const int cols = int(a.cols), lane = threadIdx.x % kGroup;
+  // The rows of a warp are a row of each warp apart, not neighbours: those of an odd number of vectors then begin in
+  // banks that are multiples of the group's apart, wherever the first begins, if there are as many warps as lanes share
+  // a row.
+  const int row = threadIdx.x % kWarp / kGroup * (kBlock / kWarp) + threadIdx.x / kWarp;
   const int64 first = int64(blockIdx.x) * kRows;
   const int rows = a.rows - first < kRows ? int(a.rows - first) : kRows, held = rows * cols;
   // Gives act() the first element of each whole access of this thread.

@@ -100,7 +100,12 @@ def test_rows_that_begin_at_vectors(
 @pytest.mark.parametrize(
     ("name", "cols", "dtype", "stages"),
     [
-        ("add_layer_norm/sum", 2 * 64 * 4 * 5 - 12, "float32", 1),  # the last of five vectors is missing in places
+        (
+            "add_layer_norm/sum",
+            2 * 64 * 4 * 5 - 12,
+            "float32",
+            1,
+        ),  # the last of five vectors is missing in places
         ("layer_norm/fuse", 2 * 64 * 4 * 8, "float32", 1),
         ("add_rms_norm", 2 * 64 * 8 * 4 - 24, "float16", 1),
         ("layer_norm/int8", 2 * 64 * 8 * 4, "float16", 0),

@@ -104,7 +104,7 @@ def test_in_place(variant: str | None) -> None:
 def test_a_threads_last_batch_of_vectors_may_be_shorter(
     monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], last: set[int]
 ) -> None:
-    """Where split reads a row twice: one block has all of it, and its threads have `last` vectors in their last batch."""
+    """Where split reads a row twice: one block has all of it, its threads `last` vectors in their last batch."""
     monkeypatch.setattr(grid, "ROOM_BLOCKS", 1)
     x, r, g = drawn(*shape), drawn(*shape), drawn(shape[0], shape[2])
     where = RANDOM.random(shape) < 0.7

@@ -1,4 +1,4 @@
-"""Narrow rows without gaps, which come and go as one stretch of memory: on the simulator, against float64 arithmetic."""
+"""Narrow rows without gaps, which come and go as one stretch of memory: on the simulator, beside float64."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ ULPS = {"float16": 2e-3, "float32": 2e-6}
 
 
 @pytest.fixture(autouse=True)
-def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:  # noqa: F811
+def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(simulator.settings, "schedules", ("forward", "reverse"))
     return simulated
 
@@ -37,9 +37,7 @@ def layer_norm(x: Any, gamma: Any, beta: Any) -> Any:
 
 
 def close(found: Any, wanted: Any, dtype: str) -> None:
-    np.testing.assert_allclose(
-        found.get().astype(np.float64), wanted, rtol=ULPS[dtype], atol=4 * ULPS[dtype]
-    )
+    np.testing.assert_allclose(found.get().astype(np.float64), wanted, rtol=ULPS[dtype], atol=4 * ULPS[dtype])
 
 
 @pytest.mark.parametrize(
@@ -150,7 +148,8 @@ def test_a_tile_is_in_whole_accesses() -> None:
 
 
 @pytest.mark.parametrize(
-    "change", [{"vectors": 9}, {"block": 96}, {"parameter_cache": 1}, {"vector": 2, "vectors": 5}, {"stages": 1}]
+    "change",
+    [{"vectors": 9}, {"block": 96}, {"parameter_cache": 1}, {"vector": 2, "vectors": 5}, {"stages": 1}],
 )
 def test_plans_that_the_kernel_would_do_wrong_are_refused(change: dict[str, int]) -> None:
     plan = dataclasses.replace(planned(77), **change)

@@ -7,7 +7,17 @@ from typing import TYPE_CHECKING
 
 from cupynorm._values import replace
 from cupynorm.plan.base import Question, with_grid
-from cupynorm.plan.config import ACCESS_BYTES, ALIGNED, DOUBLE_BYTES, HALF_BYTES, PLAIN, TILE_ROWS, WARP, Plan, in_accesses
+from cupynorm.plan.config import (
+    ACCESS_BYTES,
+    ALIGNED,
+    DOUBLE_BYTES,
+    HALF_BYTES,
+    PLAIN,
+    TILE_ROWS,
+    WARP,
+    Plan,
+    in_accesses,
+)
 from cupynorm.plan.partition import is_power_of_two
 
 if TYPE_CHECKING:
@@ -57,7 +67,9 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
 def _can_be(problem: Problem) -> bool:
     """Say whether rows can come as one stretch of memory: they are moved one by one in less than 16 bytes."""
     narrow = _vector(problem) * problem.load_bytes < ACCESS_BYTES
-    return problem.adjoining and narrow and not problem.fused and HALF_BYTES <= problem.load_bytes < DOUBLE_BYTES
+    return (
+        problem.adjoining and narrow and not problem.fused and HALF_BYTES <= problem.load_bytes < DOUBLE_BYTES
+    )
 
 
 def _vector(problem: Problem) -> int:
