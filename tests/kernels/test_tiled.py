@@ -60,8 +60,9 @@ def test_ops(rows: int, cols: int, dtype: str) -> None:
         y, mean, rstd = cupynorm.layer_norm(
             on_device, cupy.asarray(gamma), cupy.asarray(beta), return_stats=True
         )
-        soft = cupynorm.softmax(on_device)
-        cupynorm.rms_norm(on_device, cupy.asarray(gamma), eps=1e-5, out=on_device)
+        tile = plans[-1]
+        soft = cupynorm.softmax(on_device, plan=tile)
+        cupynorm.rms_norm(on_device, cupy.asarray(gamma), eps=1e-5, out=on_device, plan=tile)
 
     assert {plan.kernel for plan in plans} == {"row_tiled"}
     wide = x.astype(np.float64)
@@ -75,11 +76,11 @@ def test_ops(rows: int, cols: int, dtype: str) -> None:
 
 @pytest.mark.parametrize("group", [1, 2, 8, 32])
 def test_any_number_of_lanes(group: int) -> None:
-    x = drawn(29, 33, dtype="float16")
+    x = drawn(29, 77, dtype="float16")
     on_device = cupy.asarray(x)
     with row_ops.observed() as plans:
         cupynorm.softmax(on_device)
-    plan = dataclasses.replace(plans[-1], group=group, vectors=-(-33 // group), block=max(32, 8 * group))
+    plan = dataclasses.replace(plans[-1], group=group, vectors=-(-77 // group), block=max(32, 8 * group))
 
     with row_ops.observed() as plans:
         found = cupynorm.softmax(on_device, plan=plan)
@@ -91,13 +92,13 @@ def test_any_number_of_lanes(group: int) -> None:
 
 @pytest.mark.parametrize("where", ["a gap", "an odd address", "results with a gap"])
 def test_rows_with_gaps_are_moved_one_by_one(where: str) -> None:
-    x = drawn(20, 33, dtype="float16")
-    room = cupy.asarray(np.zeros((20, 40), np.float16))
-    at = {"a gap": (slice(None), slice(33)), "an odd address": (slice(None), slice(33))}
+    x = drawn(20, 77, dtype="float16")
+    room = cupy.asarray(np.zeros((20, 88), np.float16))
+    at = {"a gap": (slice(None), slice(77)), "an odd address": (slice(None), slice(77))}
     given = cupy.asarray(x)
     out = None
     if where == "results with a gap":
-        out = room[:, :33]
+        out = room[:, :77]
     elif where == "a gap":
         given = room[at[where]]
         given[:] = x

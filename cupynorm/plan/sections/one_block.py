@@ -63,12 +63,15 @@ class Tiled(NamedTuple):
     ----------
     elements
         Of a row, that a thread holds at most, by bytes of an element.
-    block, threads
-        Threads of a block, and of a multiprocessor for which registers are kept few enough.
+    rows, blocks
+        Rows that a block has, if that makes it so many threads at least, and at most.
+    threads
+        Threads of a multiprocessor for which registers are kept few enough.
     """
 
     elements: Mapping[int, int]
-    block: int
+    rows: int
+    blocks: Sequence[int]
     threads: int
 
 

@@ -35,15 +35,17 @@ def tiled(question: Question) -> Plan | None:
     most = numbers.elements[problem.element_bytes]
     while math.ceil(problem.cols / (vector * group)) * vector > most:
         group *= 2
+    least, largest = numbers.blocks
+    block = min(largest, max(least, numbers.rows * group))
     plan = replace(
         PLAIN,
         variant="warp",
         vector=vector,
         vectors=math.ceil(problem.cols / (vector * group)),
         group=group,
-        block=numbers.block,
+        block=block,
         row_shared_bytes=ACCESS_BYTES,
-        min_blocks=numbers.threads // numbers.block,
+        min_blocks=numbers.threads // block,
     )
     return finished(question, plan, question.named(f"crossover {CROSSOVER!r}"))
 
