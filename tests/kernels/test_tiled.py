@@ -80,7 +80,9 @@ def test_any_number_of_lanes(group: int) -> None:
     on_device = cupy.asarray(x)
     with row_ops.observed() as plans:
         cupynorm.softmax(on_device)
-    plan = dataclasses.replace(plans[-1], group=group, vectors=-(-77 // group), block=max(32, 8 * group))
+    plan = dataclasses.replace(
+        plans[-1], group=group, vectors=-(-77 // group), block=max(32, 8 * group), min_blocks=1
+    )
 
     with row_ops.observed() as plans:
         found = cupynorm.softmax(on_device, plan=plan)

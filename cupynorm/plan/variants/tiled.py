@@ -27,16 +27,19 @@ CROSSOVER = "tiled"
 
 
 def tiled(question: Question) -> Plan | None:
-    """Return the plan of as few lanes as hold a narrow row; None where rows are better moved one by one."""
+    """Return the plan of a few lanes for each narrow row; None where rows are better moved one by one."""
     problem, numbers = question.problem, question.rules.tiled
     if not _can_be(problem) or not question.rules.is_better(CROSSOVER, problem):
         return None
-    vector, group = _vector(problem), 1
-    most = numbers.elements[problem.element_bytes]
+    vector, whole = _vector(problem), problem.cols <= numbers.alone
+    group = 1 if whole else numbers.lanes
+    most = numbers.elements[problem.element_bytes][vector.bit_length() - 1]
     while math.ceil(problem.cols / (vector * group)) * vector > most:
         group *= 2
-    least, largest = numbers.blocks
-    block = min(largest, max(least, numbers.rows * group))
+    small, block = numbers.blocks
+    few = group > numbers.lanes and problem.rows * group < numbers.few * question.limits.sm_count * block
+    if whole or (few and small % (TILE_ROWS * group) == 0):  # which lanes share a row stays the same
+        block = small
     plan = replace(
         PLAIN,
         variant="warp",
