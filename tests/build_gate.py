@@ -574,9 +574,17 @@ def narrow_accesses(op: RowOp, instance: Instance, code: Code) -> list[str]:
         origins[4] += 2 * copies  # the grid's barrier
         origins[dtype_of(types.x).itemsize] += 4 * copies  # x again, where a message was overwritten
         statistics[16] += compute.itemsize * copies
+    loaded, stored = instance.load_bytes, instance.store_bytes
+    if plan.kernel == "row_tiled":  # all of a block's rows at once, but for what is less than an access
+        size = dtype_of(types.x).itemsize
+        loaded = stored = 16
+        vectors = plan.vectors * plan.vector * size // 16
+        columns |= {dtype_of(each).itemsize for each in types[2:] if each is not None}
+        origins = Counter(origins) + Counter({size: 1})
+        statistics[size] += 1
     directions = (
-        ("loads", {"LDG", "LDGSTS"}, instance.load_bytes, columns, origins),
-        ("stores", {"STG"}, instance.store_bytes, set(), statistics),
+        ("loads", {"LDG", "LDGSTS"}, loaded, columns, origins),
+        ("stores", {"STG"}, stored, set(), statistics),
     )
     found = []
     for what, kinds, vector_bytes, others, allowed in directions:

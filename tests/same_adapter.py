@@ -123,7 +123,14 @@ def resident_blocks(block: int, registers: int, shared_bytes: int) -> int:
 
 # --- plans -----------------------------------------------------------------------------------------------------------
 
-PARAMETERS = ("as stored", "registers", "shared memory", "registers, all rows", "shared memory, converted")
+PARAMETERS = (
+    "as stored",
+    "registers",
+    "shared memory",
+    "registers, all rows",
+    "shared memory, converted",
+    "both",
+)
 
 
 def normal(plan: Plan) -> dict[str, Any]:

@@ -518,6 +518,19 @@ def row_alignment(x: View, y: View, axes: int) -> RowAlignment:
     return RowAlignment(widest, 1 if of_x == of_y else 2, period)
 
 
+def adjoining(x: View, y: View, axes: int) -> bool:
+    """Say whether rows lie next to one another without a gap, in x and y alike, from addresses of whole accesses on."""
+    cols = math.prod(x.split(axes)[1].shape)
+
+    def without_gaps(each: View) -> bool:
+        extents, strides = each.split(axes)[0].collapsed()
+        return (
+            each.pointer % ACCESS_BYTES == 0 and len(extents) == 1 and (extents[0] == 1 or strides[0] == cols)
+        )
+
+    return x.dtype.itemsize == y.dtype.itemsize and without_gaps(x) and without_gaps(y)
+
+
 def arguments(op: Struct, load: Struct, store: Struct, rows: int, cols: int) -> Struct:
     """Return the mirror of Arguments: the one argument of every row kernel."""
     dtype = np.dtype(

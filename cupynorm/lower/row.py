@@ -13,6 +13,7 @@ from cupynorm.lower.mirrors import (
     EMPTY,
     POINTER,
     Struct,
+    adjoining,
     affine_store,
     arguments,
     column,
@@ -115,6 +116,7 @@ def row_spec(
         compute.itemsize,
         tuple(each.dtype.itemsize for each in columns.values()),
         *(alignment if vector < alignment.widest else (vector, 0, 1)),
+        adjoining=adjoining(x, y, axes),
     )
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize)
     return KernelSpec(text, ROW_KERNEL, types_of(mirror, load, store), whole, problem)

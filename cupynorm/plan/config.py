@@ -72,10 +72,15 @@ RESULT_BYTES = 2  # of an element of the results among which messages lie, at le
 # they meet (kMost in row/reread.cuh), and blocks of a row at most
 ROOM_BYTES, ROOM_ROWS, ROOM_BLOCKS = 96, 8, 1024
 
+# Rows of a block that come and go as one stretch of memory: so many, or a multiple (kRows in kernels/row/tiled.cuh).
+TILE_ROWS = 8
+
 # Where a block keeps affine parameters. AT_USE: nowhere, they are loaded when they are used. PER_ROW: in registers,
 # loaded with each row. SHARED, REGISTERS: loaded once for all rows. CONVERTED: in shared memory, in the compute type,
-# where every thread finds those of any column.
-AT_USE, PER_ROW, SHARED, REGISTERS, CONVERTED = range(5)
+# where every thread finds those of any column. BOTH: loaded once for all rows, those of a thread's first vectors, one
+# of SHARED_OF_VECTORS (kVectorsOfOneShared in kernels/row/columns.cuh), in shared memory, the others in registers.
+AT_USE, PER_ROW, SHARED, REGISTERS, CONVERTED, BOTH = range(6)
+SHARED_OF_VECTORS = 4
 
 # Where rows wait whose elements lie apart. EVENLY: in registers of threads of which each has all of its elements but
 # SPARE_ELEMENTS, and one at least.
@@ -114,7 +119,7 @@ class Plan:
     full
         The vectors of all threads are exactly the row.
     parameter_cache
-        Where affine parameters wait: AT_USE, PER_ROW, SHARED, REGISTERS or CONVERTED.
+        Where affine parameters wait: AT_USE, PER_ROW, SHARED, REGISTERS, CONVERTED or BOTH.
     unaligned, alignment_period
         Rows do not begin at vectors: head and tail elements go one by one (1; 2: x is aligned otherwise than y), and
         rows this far apart have the same alignment.
@@ -125,7 +130,8 @@ class Plan:
     grid, block
         Blocks, and threads a block.
     row_shared_bytes, shared_bytes
-        Shared memory that a block may keep a row in, and all dynamic shared memory of a block.
+        Shared memory that a block may keep a row in, or all of its rows where they come and go together (`warp`), and
+        all dynamic shared memory of a block.
     min_blocks
         The compiler keeps registers few enough for so many blocks on a multiprocessor.
     across, waits
@@ -175,8 +181,10 @@ class Plan:
             return "row_together"
         if self.variant == "split" and not self.row_shared_bytes and self.unaligned != UNALIGNED_APART:
             return "row_reread"
-        if self.variant == "shared" and not self.row_shared_bytes:
-            return "row_computed"
+        by_shared_bytes = {("shared", False): "row_computed", ("warp", True): "row_tiled"}
+        found = by_shared_bytes.get((self.variant, bool(self.row_shared_bytes)))
+        if found is not None:
+            return found
         return "row_registers" if self.group else "row_staged"
 
     @property
@@ -199,6 +207,7 @@ class Plan:
             "row_together": (self.rows_per_group,),
             "row_reread": (self.unaligned,),
             "row_computed": (self.unaligned,),
+            "row_tiled": (self.group,),
         }
         if self.kernel in others:
             return (*tile, *others[self.kernel], *launch)
@@ -210,7 +219,7 @@ class Plan:
     @property
     def persistent(self) -> bool:
         """Whether blocks go through many rows, since something is kept for the next ones or on its way."""
-        return self.stages > 0 or self.parameter_cache in (SHARED, REGISTERS)
+        return self.stages > 0 or self.parameter_cache in (SHARED, REGISTERS, BOTH)
 
     @property
     def dynamic(self) -> bool:
@@ -267,7 +276,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "vectors": (1, 128),
     "group": (0, MAX_BLOCK),
     "rows_per_group": (1, 8),
-    "parameter_cache": (AT_USE, CONVERTED),
+    "parameter_cache": (AT_USE, BOTH),
     "unaligned": (ALIGNED, UNALIGNED_APART),
     "alignment_period": (0, 16),
     "ctas_per_row": (1, 1 << 16),

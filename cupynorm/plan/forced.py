@@ -10,6 +10,7 @@ from cupynorm.plan.config import (
     ACCESS_BYTES,
     ALIGNED,
     AT_USE,
+    BOTH,
     BOUNDS,
     CONVERTED,
     CONVERTED_ELEMENTS,
@@ -37,7 +38,7 @@ from cupynorm.plan.partition import (
     shared_bytes,
     threads_with_vectors,
 )
-from cupynorm.plan.variants import across, cached, grid, staged, summed, tiles
+from cupynorm.plan.variants import across, cached, grid, staged, summed, tiled, tiles
 from cupynorm.plan.variants.fused_cluster import has_static_room
 from cupynorm.plan.variants.registers import may_persist
 
@@ -99,6 +100,8 @@ def finished(question: Question, forced: Plan) -> Plan | None:
         return (
             across.finished(question, forced, FORCED) if both and across.is_sound(problem, forced) else None
         )
+    if forced.kernel == "row_tiled":
+        return tiled.finished(question, forced, FORCED)
     fits = (
         problem.vector % forced.vector == 0
         and (forced.vector == problem.vector or not problem.unaligned)
@@ -207,6 +210,7 @@ def _caches_parameters_soundly(problem: Problem, plan: Plan) -> bool:
     fits = fits and (plan.stages == 0 or plan.kernel == "row_registers") and _holds_edges(plan)
     alone = plan.ctas_per_row == 1 and plan.stages == 0
     may_convert = (plan.dynamic and plan.unaligned == UNALIGNED) or (alone and not problem.fused)
+    fits = fits and (plan.parameter_cache != BOTH or (plan.kernel == "row_registers" and not plan.unaligned))
     return fits and (plan.parameter_cache != CONVERTED or may_convert)
 
 

@@ -9,6 +9,7 @@ from cupynorm._values import replace
 from cupynorm.plan.config import (
     ACCESS_BYTES,
     AT_USE,
+    BOTH,
     BYTE_BITS,
     CONVERTED,
     CONVERTED_ELEMENTS,
@@ -20,6 +21,7 @@ from cupynorm.plan.config import (
     PLAIN,
     REGISTER_BYTES,
     SHARED,
+    SHARED_OF_VECTORS,
     WARP,
     in_accesses,
 )
@@ -150,11 +152,12 @@ def in_registers(problem: Problem, plan: Plan) -> Plan:
     rows += problem.column_sums > 0 and rows > 0  # one waits there while the next is summarised
     rows *= vectors * plan.block * prefetched_bytes
     parameters = 0
-    if plan.parameter_cache == SHARED:
+    if plan.parameter_cache in (SHARED, BOTH):
         struct_bytes = sum(
             max(REGISTER_BYTES, size * plan.vector) for size in problem.parameter_bytes
         )  # of whole words
-        parameters = vectors * plan.block * in_accesses(struct_bytes)
+        held = vectors if plan.parameter_cache == SHARED else vectors // SHARED_OF_VECTORS
+        parameters = held * plan.block * in_accesses(struct_bytes)
     elif plan.parameter_cache == CONVERTED:
         parameters = converted_bytes(problem, plan.vector, parts)
     return replace(plan, vectors=vectors, full=full, shared_bytes=rows + parameters)

@@ -78,6 +78,8 @@ class Problem:
         There may be room for the messages of blocks of the grid that share rows whose elements lie apart, or in runs.
     row_numbers
         Numbers of the compute type, at most, in the state of a part of a row (State and pivot) or of a row (Row).
+    adjoining
+        Rows lie next to one another without a gap, in x and y alike, from addresses of whole accesses on.
     """
 
     rows: int
@@ -113,6 +115,7 @@ class Problem:
     in_steps: bool = False
     room: bool = False
     row_numbers: int = MOST_ROW_NUMBERS
+    adjoining: bool = False
 
     @property
     def message_numbers(self) -> int:

@@ -121,6 +121,7 @@ class Crossover(NamedTuple):
 
 # What crossovers say, by `what`.
 CROSSOVERS = {
+    "tiled": "narrow rows without gaps are better moved together than one by one",
     "cached": "the level-1 cache is better than registers, for rows of whole warps' accesses",
     "cached ragged": "the same for other rows",
     "cluster": "blocks of a cluster are better than one",

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
         SharedRule,
     )
     from cupynorm.plan.sections.many_blocks import Clusters, FusedClusters, SmallBatch, Split
-    from cupynorm.plan.sections.one_block import LateExponential, Rounds, Staged, Streamed, Tile
+    from cupynorm.plan.sections.one_block import LateExponential, Rounds, Staged, Streamed, Tile, Tiled
     from cupynorm.plan.sections.register_model import RegisterModel
     from cupynorm.plan.sections.tilings import Apart, ColumnSums
 
@@ -47,6 +47,7 @@ class Rules(NamedTuple):
     architecture: str
     file: str
     tile: Tile
+    tiled: Tiled
     staged: Staged
     streamed: Streamed
     rounds: Rounds

@@ -13,6 +13,7 @@ from typing import Any
 from cupynorm.plan.base import Question
 from cupynorm.plan.choose import choose, effective
 from cupynorm.plan.config import (
+    ACCESS_BYTES,
     AT_USE,
     HOPPER,
     MAX_BLOCK,
@@ -92,12 +93,32 @@ def _with_sums(problem: Problem, limits: Limits) -> Iterator[Plan]:
 
 def _in_registers(problem: Problem, limits: Limits) -> Iterator[Plan]:
     most_elements = rules_of(limits.compute_capability).tile.max_elements[problem.compute_bytes]
+    yield from _tiles(problem)
     for vector in {problem.vector, problem.vector if problem.unaligned else max(1, problem.vector // 2)}:
         for group in (1 << power for power in range(MAX_BLOCK.bit_length())):
             vectors = math.ceil(problem.cols // vector / group)
             most = max(MOST_VECTORS, most_elements // vector)
             if 1 <= vectors <= most and vectors * vector <= TRIED_ELEMENTS[problem.compute_bytes]:
                 yield from _launches(problem, limits, vector, vectors, group)
+
+
+def _tiles(problem: Problem) -> Iterator[Plan]:
+    """Yield tiles of narrow rows without gaps: the planner refuses them for others."""
+    most = TRIED_ELEMENTS[problem.compute_bytes]
+    vector = math.gcd(problem.cols, ACCESS_BYTES // problem.load_bytes)
+    for group in (1 << power for power in range(WARP.bit_length())):
+        vectors = math.ceil(problem.cols / (vector * group))
+        for block in BLOCKS if problem.adjoining and vectors * vector <= most else ():
+            yield dataclasses.replace(
+                EMPTY_PLAN,
+                variant="warp",
+                vector=vector,
+                vectors=vectors,
+                group=group,
+                block=block,
+                row_shared_bytes=ACCESS_BYTES,
+                min_blocks=max(1, min(RESIDENT_THREADS) // block),
+            )
 
 
 def _launches(problem: Problem, limits: Limits, vector: int, vectors: int, group: int) -> Iterator[Plan]:

@@ -206,6 +206,52 @@ struct ParametersInShared {
   }
 };
 
+// kParameterMode 5: as they were loaded, for all rows of the block: those of a thread's first vectors, one of
+// kVectorsOfOneShared, in shared memory, the others in registers. For rows that leave neither of them room for all.
+constexpr int kVectorsOfOneShared = 4;  // SHARED_OF_VECTORS in cupynorm/plan/config.py
+template <class Store, class Shape, int kPrefetchBytes>
+struct ParametersInBoth {
+  static_assert(Shape::kEdge == 0, "parts of unaligned rows have converted parameters");
+  struct First : Shape {
+    static constexpr int kVectors = Shape::kVectors / kVectorsOfOneShared, kInVectors = kVectors * Shape::kVector;
+  };
+  struct Others : Shape {
+    static constexpr int kParameterMode = 3, kVectors = Shape::kVectors - First::kVectors,
+        kInVectors = kVectors * Shape::kVector;
+  };
+  ParametersInShared<Store, First, kPrefetchBytes> first_vectors;
+  ParametersInRegisters<Store, Others> others;
+
+  // A tile of the vectors behind the first.
+  template <class Tile>
+  struct Behind {
+    const Tile& tile;
+    bool has(int p) const { return tile.has(p + First::kVectors); }
+    auto col(int p) const { return tile.col(p + First::kVectors); }
+  };
+  template <class Tile>
+  void load_once(const Store& store, const Tile& tile) {
+    first_vectors.load_once(store, tile);
+    others.load_once(store, Behind<Tile>{tile});
+  }
+  template <class Tile>
+  void load_with_rows(const Store&, const Tile&) {}
+  void make_opaque() { first_vectors.make_opaque(), others.make_opaque(); }
+  template <class Tile>
+  NoColumns first(const Store&, const Tile&) const {
+    return {};
+  }
+  template <class Tile>
+  auto get(const Store& store, int p, const Tile& tile) const {
+    if (p < First::kVectors) return first_vectors.get(store, p, tile);
+    return others.get(store, p - First::kVectors, tile);
+  }
+  template <class Tile>
+  auto get(const Store& store, NoColumns, int p, const Tile& tile) const {
+    return get(store, p, tile);
+  }
+};
+
 // Where a column's parameters lie in shared memory once they are converted: behind each vector there is room, so that
 // neighbouring threads, whose elements are a vector apart, meet no bank twice. A vector that begins at its first
 // element is read in accesses of 16 bytes. plan/ knows kRoom, too.
@@ -340,6 +386,10 @@ struct ParameterCacheOf<Store, Shape, Compute, kPrefetchBytes, 2> {
 template <class Store, class Shape, typename Compute, int kPrefetchBytes>
 struct ParameterCacheOf<Store, Shape, Compute, kPrefetchBytes, 4> {
   using Type = ParametersConverted<Store, Shape, Compute, kPrefetchBytes>;
+};
+template <class Store, class Shape, typename Compute, int kPrefetchBytes>
+struct ParameterCacheOf<Store, Shape, Compute, kPrefetchBytes, 5> {
+  using Type = ParametersInBoth<Store, Shape, kPrefetchBytes>;
 };
 // kPrefetchBytes: of shared memory, in front of the parameters.
 template <class Store, class Shape, typename Compute, int kPrefetchBytes>

@@ -45,7 +45,7 @@ struct Registers {
   static constexpr int kInVectors = Vector_ * Vectors, kElements = kInVectors + kEdge;
   static constexpr int kAlwaysValid = Full ? Vectors : Vectors - 1;  // vectors of a thread that are never missing
   // The block loops over rows, because it prefetches them or caches parameters.
-  static constexpr bool kPersistent = Stages > 0 || ParameterMode == 2 || ParameterMode == 3;
+  static constexpr bool kPersistent = Stages > 0 || ParameterMode == 2 || ParameterMode == 3 || ParameterMode == 5;
   // In a cluster that loops over rows no thread is past the last row. The compiler is told so.
   static constexpr bool kAll = CtasPerRow > 1 && Stages > 0;
   // Clusters that loop over rows take them from a dynamic scheduler, so that rows that are processed at the same time
@@ -64,7 +64,7 @@ struct Registers {
   static_assert(UnalignedMode == 0 || Rows == 1 || (Stages == 0 && ParameterMode % 4 < 2),
       "a group's next rows begin as these do");
   static_assert(CtasPerRow == 1 || (Group == Block && Block > kWarp), "the blocks of a cluster share a row");
-  static_assert(ParameterMode < 4 || (Stages == 0 && CtasPerRow == 1) ||
+  static_assert(ParameterMode != 4 || (Stages == 0 && CtasPerRow == 1) ||
       (Stages > 0 && CtasPerRow > 1 && UnalignedMode > 0),
                 "all columns are a block's, or its part");
 };

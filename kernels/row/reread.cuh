@@ -181,30 +181,39 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
             part == parts - 1 ? a.cols : cut.first(part + 1));
       }
       State total = Op::identity();
-      auto add = [&](const auto& loaded, int64 begin) {
-        constexpr int kCount = int(sizeof(loaded) / sizeof(loaded[0]));
-        Element x[kVector * kCount];
+      // Loads at once, from number `begin` on, the vectors whose elements are valid, and adds them.
+      auto add = [&](auto& loaded, int64 begin, auto valid) {
+        constexpr int kCount = int(sizeof(loaded) / sizeof(loaded[0])), kElements = kCount * kVector;
+        auto has = [&](int p) { return valid.template has<kElements>(p * kVector); };
+        auto col = [&](int p) { return own.base + (begin + p * kBlock) * kVector; };
+        Element x[kElements];
 #pragma unroll
-        for (int p = 0; p < kCount; ++p)
-          from.template unpack<kVector>(loaded[p], x + p * kVector, own.base + (begin + p * kBlock) * kVector,
-              Op::padding());
-        total = Op::template merge<false>(total,
-            Op::summarize(x, Predicate<kVector * kCount>{kVector * kCount, false}, pivot));
+        for (int p = 0; p < kCount; ++p) {
+          if (has(p)) loaded[p] = from.template load<kVector>(col(p));
+          else loaded[p] = Load::template absent<kVector>(Op::padding());
+        }
+#pragma unroll
+        for (int p = 0; p < kCount; ++p) {
+          if (has(p)) {
+            from.template unpack<kVector>(loaded[p], x + p * kVector, col(p), Op::padding());
+          } else {
+#pragma unroll
+            for (int i = 0; i < kVector; ++i) x[p * kVector + i] = Op::padding();
+          }
+        }
+        total = Op::template merge<false>(total, Op::summarize(x, valid, pivot));
       };
       int64 begin = threadIdx.x;
 #pragma unroll 1
       for (; begin + (kVectors - 1) * kBlock < own.held; begin += kVectors * kBlock) {
         Loaded loaded[kVectors];
-#pragma unroll
-        for (int p = 0; p < kVectors; ++p)
-          loaded[p] = from.template load<kVector>(own.base + (begin + p * kBlock) * kVector);
-        add(loaded, begin);
+        add(loaded, begin, Predicate<kVectors * kVector>{kVectors * kVector, false});
       }
       if constexpr (kVectors > 1) {
-#pragma unroll 1
-        for (; begin < own.held; begin += kBlock) {
-          const Loaded loaded[1] = {from.template load<kVector>(own.base + begin * kVector)};
-          add(loaded, begin);
+        if (begin < own.held) {  // one vector less at most
+          Loaded loaded[kVectors - 1];
+          const int left = int((own.held - 1 - begin) / kBlock) + 1;
+          add(loaded, begin, Predicate<kVector>{left * kVector, false});
         }
       }
       if constexpr (kIsUnaligned) {

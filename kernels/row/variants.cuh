@@ -6,4 +6,5 @@
 #include <row/registers.cuh>
 #include <row/reread.cuh>
 #include <row/staged.cuh>
+#include <row/tiled.cuh>
 #include <row/together.cuh>

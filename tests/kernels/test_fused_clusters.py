@@ -9,7 +9,16 @@ import pytest
 
 from cupynorm.catalog.forms import FORMS
 from cupynorm.plan.choose import choose, effective
-from cupynorm.plan.config import CONVERTED, PLAIN, DoesNotFitError, Plan
+from cupynorm.plan.config import (
+    AT_USE,
+    BOTH,
+    CONVERTED,
+    PLAIN,
+    SHARED,
+    SHARED_OF_VECTORS,
+    DoesNotFitError,
+    Plan,
+)
 from cupynorm.plan.limits import RECORDED
 from cupynorm.tools import explain
 from tests.invoke.test_fused_calls import check
@@ -86,6 +95,53 @@ def test_rows_that_begin_at_vectors(
     plan = held(name, rows, cols, dtype, **numbers)
 
     check(simulated, name, rows, cols, dtype, plan=plan)
+
+
+@pytest.mark.parametrize(
+    ("name", "cols", "dtype", "stages"),
+    [
+        (
+            "add_layer_norm/sum",
+            2 * 64 * 4 * 5 - 12,
+            "float32",
+            1,
+        ),  # the last of five vectors is missing in places
+        ("layer_norm/fuse", 2 * 64 * 4 * 8, "float32", 1),
+        ("add_rms_norm", 2 * 64 * 8 * 4 - 24, "float16", 1),
+        ("layer_norm/int8", 2 * 64 * 8 * 4, "float16", 0),
+    ],
+)
+def test_parameters_wait_in_shared_memory_and_in_registers(
+    name: str, cols: int, dtype: str, stages: int, simulated: Any
+) -> None:
+    plan = held(name, 7, cols, dtype, parameter_cache=BOTH, stages=stages)
+    assert plan.vectors >= SHARED_OF_VECTORS
+    in_shared = held(name, 7, cols, dtype, parameter_cache=SHARED, stages=stages)
+    at_use = held(name, 7, cols, dtype, parameter_cache=AT_USE, stages=stages)
+    of_shared = in_shared.shared_bytes - at_use.shared_bytes
+    of_vector = of_shared // plan.vectors
+    assert plan.shared_bytes - at_use.shared_bytes == plan.vectors // SHARED_OF_VECTORS * of_vector
+
+    check(simulated, name, 7, cols, dtype, plan=plan)
+
+
+def test_parameters_wait_in_both_where_neither_holds_all() -> None:
+    """Of two arrays in float32 the next row and both parameters take more than a block's shared memory."""
+    plans = {
+        name: choose(
+            explain.form_spec(FORMS[name], 4096, 262144, "float32").problem,
+            RECORDED["h200"],
+            lambda plan: plan.min_blocks,
+        )
+        for name in ("add_layer_norm/sum", "layer_norm/fuse", "add_rms_norm", "layer_norm/int8")
+    }
+
+    assert {name: (plan.parameter_cache, plan.block, plan.stages) for name, plan in plans.items()} == {
+        "add_layer_norm/sum": (BOTH, 512, 1),
+        "layer_norm/fuse": (BOTH, 512, 1),
+        "add_rms_norm": (BOTH, 512, 1),
+        "layer_norm/int8": (SHARED, 512, 1),
+    }
 
 
 @pytest.mark.parametrize(("parameter_cache", "stages"), [(2, 1), (3, 2), (3, 0)])

@@ -11,6 +11,7 @@ import pytest
 import cupynorm
 from cupynorm.invoke import row_ops
 from cupynorm.plan.config import VARIANTS
+from cupynorm.plan.variants import grid
 from cupynorm.runtime import nvrtc
 from tests import SLOW, build_gate, simulator
 from tests.kernels.test_any_axis import agrees
@@ -96,6 +97,35 @@ def test_in_place(variant: str | None) -> None:
 
     wanted = cupynorm.softmax(x.astype(np.float64), axis=(0, 2))
     np.testing.assert_allclose(found.get(), wanted, rtol=4e-3, atol=1e-5)
+
+
+@pytest.mark.parametrize(("shape", "last"), [((6, 3, 388), {1, 4}), ((5, 3, 644), {2, 3})])
+def test_a_threads_last_batch_of_vectors_may_be_shorter(
+    monkeypatch: pytest.MonkeyPatch, shape: tuple[int, ...], last: set[int]
+) -> None:
+    """Where split reads a row twice: one block has all of it, its threads `last` vectors in their last batch."""
+    monkeypatch.setattr(grid, "ROOM_BLOCKS", 1)
+    x, r, g = drawn(*shape), drawn(*shape), drawn(shape[0], shape[2])
+    where = RANDOM.random(shape) < 0.7
+    options = {"axis": (0, 2), "plan": "split"}
+    on_device = tuple(map(cupy.asarray, (x, r, g, where)))
+
+    with row_ops.observed() as plans:
+        scaled = cupynorm.standardize(on_device[0], where=on_device[3], **options)
+        added = cupynorm.add_layer_norm(*on_device[:3], return_sum=False, **options)
+        mean, variance = cupynorm.moments(on_device[0], **options)
+
+    for plan in plans:
+        assert (plan.kernel, plan.vectors, plan.ctas_per_row) == ("row_reread", 4, 1)
+        vectors = shape[0] * shape[2] // plan.vector
+        assert {(vectors - 1 - thread) // plan.block % 4 + 1 for thread in range(plan.block)} == last
+    wide = x.astype(np.float64)
+    wanted = cupynorm.standardize(wide, where=where, axis=(0, 2))
+    np.testing.assert_allclose(scaled.get(), wanted, rtol=2e-5, atol=2e-5)
+    wanted = cupynorm.add_layer_norm(wide, r.astype(np.float64), g, return_sum=False, axis=(0, 2))
+    np.testing.assert_allclose(added.get(), wanted, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(mean.get(), wide.mean((0, 2)), atol=1e-6)
+    np.testing.assert_allclose(variance.get(), wide.var((0, 2)), rtol=1e-5)
 
 
 @pytest.mark.parametrize(("end", "vector"), [(32, 4), (30, 2), (31, 1)])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cupynorm.plan.sections.many_blocks import Clusters, FusedClusters, SmallBatch, Split
-from cupynorm.plan.sections.one_block import LateExponential, Rounds, Staged, Streamed, Tile
+from cupynorm.plan.sections.one_block import LateExponential, Rounds, Staged, Streamed, Tile, Tiled
 from cupynorm.plan.sections.register_model import RegisterModel
 from cupynorm.plan.sections.tilings import Apart, ColumnSums
 
@@ -15,6 +15,7 @@ if TYPE_CHECKING:
 
 SECTIONS: dict[str, Any] = {
     "tile": Tile,
+    "tiled": Tiled,
     "staged": Staged,
     "streamed": Streamed,
     "rounds": Rounds,

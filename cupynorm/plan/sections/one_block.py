@@ -56,6 +56,31 @@ class Tile(NamedTuple):
     max_summed_bytes: int
 
 
+class Tiled(NamedTuple):
+    """Narrow rows that come and go together.
+
+    Attributes
+    ----------
+    elements
+        Of a row, that a thread holds at most, by bytes of an element: in vectors of one element, of two and of four.
+    alone, lanes
+        Columns up to which a lane has whole rows, and how many lanes share longer ones, at least.
+    blocks
+        Threads of a block where lanes have whole rows, and elsewhere.
+    few
+        Blocks of a multiprocessor, of fewer than which they are small ones, where more lanes share a row.
+    threads
+        Threads of a multiprocessor for which registers are kept few enough.
+    """
+
+    elements: Mapping[int, Sequence[int]]
+    alone: int
+    lanes: int
+    blocks: Sequence[int]
+    few: int
+    threads: int
+
+
 class Staged(NamedTuple):
     """Rows that a whole block goes through: shared, uncached, and what split has of them.
 

@@ -10,6 +10,7 @@ from cupynorm.plan.base import Question, with_grid
 from cupynorm.plan.config import (
     ACCESS_BYTES,
     AT_USE,
+    BOTH,
     CONVERTED,
     FLOAT_BYTES,
     MAX_CTAS,
@@ -18,11 +19,12 @@ from cupynorm.plan.config import (
     REGISTER_BYTES,
     SCHEDULERS,
     SHARED,
+    SHARED_OF_VECTORS,
     WARP,
     Plan,
 )
 from cupynorm.plan.limits import STATIC_SHARED_BYTES, active_blocks
-from cupynorm.plan.partition import blocks_of, by_whole_blocks, line_vectors, most_elements
+from cupynorm.plan.partition import blocks_of, by_whole_blocks, line_vectors, most_elements, words
 from cupynorm.plan.variants.registers import may_persist
 
 if TYPE_CHECKING:
@@ -61,7 +63,10 @@ def prefers_clusters(question: Question) -> bool:
 
 
 def prefetched(question: Question) -> Plan | None:
-    """Return the best of all tilings, by their worth; parameters at use where none has room for them."""
+    """Return the best of all tilings, by their worth; parameters at use where none has room for them.
+
+    Shared memory alone is tried first, then shared memory and registers (docs/notes/068).
+    """
     problem = question.problem
     if not question.can_stage or problem.doubles:
         return None
@@ -69,7 +74,8 @@ def prefetched(question: Question) -> Plan | None:
     cached = CONVERTED if problem.unaligned else SHARED if problem.parameter_bytes else AT_USE
     # measured where instructions count: docs/notes/066, "Warps for each scheduler"
     even = problem.output_bytes == 1 or (bool(problem.parameter_bytes) and not problem.unaligned)
-    for cache in dict.fromkeys((cached, dynamic)):
+    both = (BOTH,) if cached == SHARED else ()
+    for cache in dict.fromkeys((cached, *both, dynamic)):
         best, most = None, (0.0, 0.0, -math.inf)
         for plan in _tilings(question, cache):
             # threads of unaligned rows cost more where instructions count: of equal tilings one of fewer threads
@@ -112,7 +118,7 @@ def _tiling(question: Question, ctas: int, vectors: int, cache: int) -> Plan | N
         return None
     elements = vectors * problem.vector
     shared = plan.shared_bytes + STATIC_SHARED_BYTES
-    resident = active_blocks(limits, block, _registers(question, elements), shared)
+    resident = active_blocks(limits, block, _registers(question, elements, cache), shared)
     few = problem.is_of_pairs or (problem.has_scales and not problem.parameter_bytes)
     if resident == 1 and ctas == question.max_ctas and few:
         # while the only block waits a multiprocessor does nothing: as few registers as such an op compiles with
@@ -174,9 +180,14 @@ def has_static_room(problem: Problem, plan: Plan) -> bool:
     return not ((problem.has_scales or problem.fields > 1 or problem.rounds) and large)
 
 
-def _registers(question: Question, elements: int) -> int:
+def _registers(question: Question, elements: int, cache: int = SHARED) -> int:
     """Return how many registers keep a thread of so many elements from spilling."""
     problem, model = question.problem, question.rules.registers
+    if cache == BOTH:
+        vectors = elements // problem.vector
+        others = (vectors - vectors // SHARED_OF_VECTORS) * problem.vector
+        each = words(problem, others, cached=True) - words(problem, others, cached=False)
+        return elements * problem.fields + each + model.staged_both
     more = problem.extra_registers - model.staged_arithmetic
     alone = not (problem.load_operands or problem.epilogue_operands)
     alone = alone and (problem.interval_mask or (problem.has_scales and bool(problem.parameter_bytes)))

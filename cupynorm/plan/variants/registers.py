@@ -37,6 +37,7 @@ from cupynorm.plan.partition import (
 )
 from cupynorm.plan.registers import registers
 from cupynorm.plan.rule_types import FixedRule, RegisterRule
+from cupynorm.plan.variants.tiled import tiled
 
 if TYPE_CHECKING:
     from cupynorm.plan.problem import Problem
@@ -44,6 +45,9 @@ if TYPE_CHECKING:
 
 def warp(question: Question) -> Plan | None:
     """Return the plan of 1 to 32 lanes of a warp for each row."""
+    together = tiled(question)
+    if together is not None:
+        return together
     for by_rows in (True, False):
         fixed = fixed_rule(question, by_rows=by_rows)
         if fixed is None or fixed[1] > WARP:
