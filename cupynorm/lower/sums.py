@@ -259,7 +259,8 @@ def _unaligned_tiles(what: Sums, compute: Dtype, vector: int) -> SumTiles | None
     # wide tiles where arrays differ in alignment, since only the ends of a tile then share lines with others
     lanes = NUMBERS.apart_lanes if apart else LANES
     found = []
-    for unit, least in ((line, NUMBERS.min_rows_at_lines), (vector, NUMBERS.min_rows_at_vectors)):
+    at_lines = NUMBERS.min_rows_of_vectors if whole else NUMBERS.min_rows_at_lines
+    for unit, least in ((line, at_lines), (vector, NUMBERS.min_rows_at_vectors)):
         period = unit // math.gcd(unit, strides[0])
         if what.rows >= least * period:
             found.append(_tiles_of_alignment(what, vector, unit, period, in_flight, lanes))

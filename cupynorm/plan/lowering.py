@@ -38,9 +38,10 @@ class SumNumbers(NamedTuple):
     apart_lanes, lanes_in_use
         For unaligned rows of arrays that differ in alignment: threads side by side along a row, at most; and the share
         of a row's threads that must have columns where they are more than a warp.
-    min_rows_at_lines, min_rows_at_vectors, min_rows_summed
+    min_rows_at_lines, min_rows_at_vectors, min_rows_of_vectors, min_rows_summed
         Unaligned rows of the same alignment, at least: so that vectors are counted from lines of memory; so that they
-        are counted from multiples of their size; and those of a group, for one row of partial sums.
+        are counted from multiples of their size; from lines where rows begin at vectors; and those of a group, for one
+        row of partial sums.
     min_inside
         Elements of a column that lie next to one another, where those of a row do not, from which on these are summed
         as rows are reduced.
@@ -70,6 +71,7 @@ class SumNumbers(NamedTuple):
     lanes_in_use: float
     min_rows_at_lines: int
     min_rows_at_vectors: int
+    min_rows_of_vectors: int
     min_rows_summed: int
     min_inside: int
     groups: Sequence[tuple[int, int]]

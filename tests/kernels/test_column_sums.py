@@ -285,7 +285,12 @@ def test_rows_that_begin_at_vectors_are_cut_at_lines_where_they_are_summed(dtype
         return first_tiles(Sums(traced(lambda x: x, 1), (x,), x.shape, 1, (result,), (x,)), float32)
 
     assert tiles(49152, 5000, summed=True).unit == line
-    for rows, cols, summed in ((49152, 5000, False), (49152, 5120, True), (49152, 1000, True), (30, 5000, True)):
+    for rows, cols, summed in (
+        (49152, 5000, False),
+        (49152, 5120, True),
+        (49152, 1000, True),
+        (1000, 5000, True),
+    ):
         assert not tiles(rows, cols, summed=summed).unit
 
 
@@ -295,7 +300,9 @@ def test_where_nothing_is_added_up_a_block_has_as_few_rows_as_a_grid_allows(cols
     half = dtype_of("float16")
     for rows in (1 << 16, 1 << 28):
         x = View(0, (rows, cols), (2 * cols, 2), half)
-        found = first_tiles(Sums(traced(lambda x: x, 1), (x,), x.shape, 1, (None,), (x,)), np.dtype(np.float32))
+        found = first_tiles(
+            Sums(traced(lambda x: x, 1), (x,), x.shape, 1, (None,), (x,)), np.dtype(np.float32)
+        )
         batch = sums.THREADS // found.lanes * found.rows_in_flight
         assert found.rows_of_group <= 2 * batch or found.groups > sums.MAX_GROUPS // 2
         assert found.groups <= sums.MAX_GROUPS
