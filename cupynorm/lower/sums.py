@@ -47,6 +47,7 @@ LANES = 32  # threads side by side along a row, at most
 MOST_ROWS_UNALIGNED = 1 << 30  # are counted in 32 bits
 NUMBERS = numbers().sums
 INTERLEAVED = 8  # groups (kInterleaved)
+MAX_GROUPS = 65535  # of a grid along y
 
 
 class Result(NamedTuple):
@@ -171,22 +172,24 @@ def tiles_of(
     width: int,
     compute: Dtype,
     most_lanes: int,
-    blocks: int,
+    blocks: int | None,
     *,
-    narrow: bool = False,
+    short: bool = False,
 ) -> SumTiles:
     """Choose how blocks cover rows and columns; about `blocks` of them where there are rows enough.
 
-    narrow: for rows of one tile, of which several arrays are written.
+    blocks: None for as many as there are rows for. short: for groups of few rows, as nothing is added up, or as rows
+    have one tile and several arrays are written.
     """
     vectors = -(-cols // vector)
     lanes = min(most_lanes, 1 << (vectors - 1).bit_length())
     tiles = -(-vectors // lanes)
     in_flight, batches = NUMBERS.bytes_in_flight // compute.itemsize, NUMBERS.min_batches
-    if narrow:
-        in_flight, batches = NUMBERS.narrow_bytes_in_flight // compute.itemsize, NUMBERS.narrow_min_batches
+    if short:
+        in_flight, batches = NUMBERS.short_bytes_in_flight // compute.itemsize, NUMBERS.short_min_batches
     batch = THREADS // lanes * in_flight
-    wanted = max(1, min(-(-blocks // tiles), rows // (batch * batches)))
+    most = MAX_GROUPS if blocks is None else -(-blocks // tiles)
+    wanted = max(1, min(most, rows // (batch * batches)))
     # whole batches, as rows that are left are loaded one by one
     rows_of_group = max(1, rows if wanted == 1 else -(-rows // (wanted * batch)) * batch)
     groups = max(1, -(-rows // rows_of_group))
@@ -210,13 +213,21 @@ def first_tiles(what: Sums, compute: Dtype) -> SumTiles:
         (Vectors(vector).access_of(_view(each), what.axes) for each in what.elements),
         default=1,
     )
-    both = _of_both_halves(what)
+    both, blocks = _of_both_halves(what), _most_blocks(what)
     narrow = len(what.elements) > 1 and not both and what.cols <= LANES * vector
-    tiles = tiles_of(what.rows, what.cols, vector, width, compute, LANES, NUMBERS.blocks, narrow=narrow)
+    short = narrow or blocks is None
+    tiles = tiles_of(what.rows, what.cols, vector, width, compute, LANES, blocks, short=short)
     # two accesses, or sums of both halves of a gate, take as many more registers
     if both or any(_in_two(each, what, vector) for each in arrays):
         return tiles._replace(rows_in_flight=max(1, tiles.rows_in_flight // 2))
     return tiles
+
+
+def _most_blocks(what: Sums) -> int | None:
+    """Return how many blocks there are at most; None if nothing is added up: the more, the nearer what they move."""
+    if not any(what.results):
+        return None
+    return NUMBERS.blocks_with_elements if what.elements else NUMBERS.blocks
 
 
 def _of_both_halves(what: Sums) -> bool:
@@ -225,6 +236,8 @@ def _of_both_halves(what: Sums) -> bool:
 
 def _unaligned_tiles(what: Sums, compute: Dtype, vector: int) -> SumTiles | None:
     """Return how blocks cover elements that are written, where rows are not aligned to vectors.
+
+    So are rows that begin at vectors, but not at lines of memory, if they are added up.
 
     None where rows are aligned, where too few have the same alignment, and where arrays are not moved in vectors.
     """
@@ -236,20 +249,24 @@ def _unaligned_tiles(what: Sums, compute: Dtype, vector: int) -> SumTiles | None
     extents, strides = anchor.split(what.axes)[0].collapsed()
     scattered = not all(each.split(what.axes)[1].is_contiguous() for each in (anchor, *others))
     whole = all(Vectors(vector, realigned=True).access_of(each, what.axes) for each in arrays)
-    if whole or scattered or len(extents) > 1 or what.rows > MOST_ROWS_UNALIGNED:
+    if scattered or len(extents) > 1 or what.rows > MOST_ROWS_UNALIGNED:
         return None
     line, like = LINE_BYTES // anchor.dtype.itemsize, Vectors(vector, like=anchor)
+    if whole and (not any(what.results) or strides[0] % line == 0):
+        return None
     apart = any(not like.access_of(each, what.axes) for each in arrays)
     in_flight = max(1, NUMBERS.bytes_in_flight // compute.itemsize // (1 + (apart or _of_both_halves(what))))
     # wide tiles where arrays differ in alignment, since only the ends of a tile then share lines with others
     lanes = NUMBERS.apart_lanes if apart else LANES
     found = []
-    for unit, least in ((line, NUMBERS.min_rows_at_lines), (vector, NUMBERS.min_rows_at_vectors)):
+    at_lines = NUMBERS.min_rows_of_vectors if whole else NUMBERS.min_rows_at_lines
+    for unit, least in ((line, at_lines), (vector, NUMBERS.min_rows_at_vectors)):
         period = unit // math.gcd(unit, strides[0])
         if what.rows >= least * period:
             found.append(_tiles_of_alignment(what, vector, unit, period, in_flight, lanes))
     # at lines, unless more threads would be idle
-    return min(found, key=lambda each: each.lanes * each.tiles, default=None)
+    best = min(found, key=lambda each: each.lanes * each.tiles, default=None)
+    return best if best is None or best.unit == line or not whole else None
 
 
 def _tiles_of_alignment(
@@ -263,7 +280,9 @@ def _tiles_of_alignment(
     tiles, rows = -(-vectors // lanes), -(-what.rows // period)
     batch = THREADS // lanes * in_flight
     least = max(batch * NUMBERS.min_batches, NUMBERS.min_rows_summed if any(what.results) else 1)
-    wanted = max(1, min(-(-NUMBERS.blocks // (tiles * period)), rows // least))
+    blocks = _most_blocks(what)
+    most = MAX_GROUPS // period if blocks is None else -(-blocks // (tiles * period))
+    wanted = max(1, min(most, rows // least))
     rows_of_group = -(-rows // (wanted * batch)) * batch
     groups = period * -(-rows // rows_of_group)
     return SumTiles(lanes, vector, vector, groups, rows_of_group, tiles, in_flight, period, unit)

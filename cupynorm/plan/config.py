@@ -83,8 +83,9 @@ AT_USE, PER_ROW, SHARED, REGISTERS, CONVERTED, BOTH = range(6)
 SHARED_OF_VECTORS = 4
 
 # Where rows wait whose elements lie apart. EVENLY: in registers of threads of which each has all of its elements but
-# SPARE_ELEMENTS, and one at least.
-NOWHERE, IN_REGISTERS, EVENLY = range(3)
+# SPARE_ELEMENTS, and one at least. Where prefetched rows wait with sums over rows beside them; CUT: in registers, with
+# vectors that may begin before an unaligned row, or end behind it.
+NOWHERE, IN_REGISTERS, EVENLY, CUT = range(4)
 SPARE_ELEMENTS = 4  # kSpare in kernels/row/apart.cuh
 
 # Whether rows begin at vectors: all do; they do not, but x is aligned as y is; they do not, and x is aligned otherwise.
@@ -137,8 +138,8 @@ class Plan:
     across, waits
         For rows whose elements lie apart from one another: how many threads lie side by side, each with `vector`
         neighbouring rows, and `vectors` elements of each at a time; and where rows wait: NOWHERE,
-        IN_REGISTERS or EVENLY. 0: rows are contiguous. IN_REGISTERS says of prefetched rows with sums over rows beside
-        them that they wait there (StagedRegisters in kernels/row/summed.cuh).
+        IN_REGISTERS or EVENLY. 0: rows are contiguous. IN_REGISTERS and CUT say of prefetched rows with sums over rows
+        beside them that they wait there (StagedRegisters and CutRegisters in kernels/row/summed.cuh).
     resident_blocks, waves
         Blocks that a multiprocessor holds at once (clusters: that the device does), and grid / what the device holds
         at once.
@@ -190,8 +191,8 @@ class Plan:
     @property
     def shape(self) -> str:
         """The kernel's struct of template numbers."""
-        if self.kernel == "row_registers" and self.waits == IN_REGISTERS:
-            return "StagedRegisters"
+        if self.kernel == "row_registers" and self.waits:
+            return "CutRegisters" if self.waits == CUT else "StagedRegisters"
         return self.kernel.removeprefix("row_").capitalize()
 
     @property
@@ -287,7 +288,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "shared_bytes": (0, 1 << 20),
     "min_blocks": (1, 32),
     "across": (0, MAX_BLOCK),
-    "waits": (NOWHERE, EVENLY),
+    "waits": (NOWHERE, CUT),
     "resident_blocks": (0, MAX_GRID),
 }
 

@@ -14,6 +14,7 @@ from cupynorm.plan.config import (
     BOUNDS,
     CONVERTED,
     CONVERTED_ELEMENTS,
+    CUT,
     IN_REGISTERS,
     LINE_BYTES,
     MAX_CTAS,
@@ -124,8 +125,9 @@ def _finished_in_registers(question: Question, forced: Plan) -> Plan | None:
         and plan.shared_bytes <= question.limits.shared_bytes_per_block
         and (
             not forced.waits
-            or (problem.column_sums > 0 and forced.stages > 0 and forced.waits == IN_REGISTERS)
+            or (problem.column_sums > 0 and forced.stages > 0 and forced.waits in (IN_REGISTERS, CUT))
         )
+        and (forced.waits != CUT or summed.has_room_to_cut(problem, forced))
     )
     waves = forced.waves or ONE_BLOCK_PER_ROW
     if problem.column_sums:

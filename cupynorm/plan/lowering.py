@@ -26,18 +26,22 @@ class SumNumbers(NamedTuple):
     blocks
         Blocks of a kernel of sums: enough to fill any device several times, but so few that partial sums, which are
         written and read once more, are a small part of what is read.
+    blocks_with_elements
+        The same of a kernel that writes elements, too. Where nothing is added up there are as many as there are rows
+        for.
     min_batches
         Rounds of a group's rows whose loads are in flight at once, at least.
     bytes_in_flight
         Rows whose loads a thread issues before it waits for the first, times bytes of the compute type.
-    narrow_bytes_in_flight, narrow_min_batches
-        The same where several arrays are written and a block has whole rows.
+    short_bytes_in_flight, short_min_batches
+        The same where nothing is added up, or several arrays are written and a block has whole rows.
     apart_lanes, lanes_in_use
         For unaligned rows of arrays that differ in alignment: threads side by side along a row, at most; and the share
         of a row's threads that must have columns where they are more than a warp.
-    min_rows_at_lines, min_rows_at_vectors, min_rows_summed
+    min_rows_at_lines, min_rows_at_vectors, min_rows_of_vectors, min_rows_summed
         Unaligned rows of the same alignment, at least: so that vectors are counted from lines of memory; so that they
-        are counted from multiples of their size; and those of a group, for one row of partial sums.
+        are counted from multiples of their size; from lines where rows begin at vectors; and those of a group, for one
+        row of partial sums.
     min_inside
         Elements of a column that lie next to one another, where those of a row do not, from which on these are summed
         as rows are reduced.
@@ -58,14 +62,16 @@ class SumNumbers(NamedTuple):
     """
 
     blocks: int
+    blocks_with_elements: int
     min_batches: int
     bytes_in_flight: int
-    narrow_bytes_in_flight: int
-    narrow_min_batches: int
+    short_bytes_in_flight: int
+    short_min_batches: int
     apart_lanes: int
     lanes_in_use: float
     min_rows_at_lines: int
     min_rows_at_vectors: int
+    min_rows_of_vectors: int
     min_rows_summed: int
     min_inside: int
     groups: Sequence[tuple[int, int]]

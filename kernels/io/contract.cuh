@@ -29,11 +29,13 @@
 //                       take(k, i, number) gets those of element i (row/summed.cuh). Of rows that lie apart
 //                       compute_further_across<kMore, kRows> of the Load does it for some neighbouring ones, and
 //                       store_further_across of a FusedStore with kOperandsInSteps (row/summed_apart.cuh).
-//   keep<N, As>(col), prefetch_row<N, kPlaces>(shared, place, col), unpack_row<kMore, kPlaces, N>(kept, ...)
+//   keep<N, As>(col, begin, end), prefetch_row<N, kPlaces>(shared, place, col),
+//   unpack_row<kMore, kPlaces, N>(kept, ...)
 //                       The same where a thread goes through many rows of the same columns: Kept<N, As> is what all
 //                       rows share of these, converted if As is the compute type; the rest, kRowBytes<N>, is copied to
 //                       shared memory, and converted from there as often as asked. A FusedStore has keep, prefetch_row
-//                       and store_row, too.
+//                       and store_row, too. With kCut<N> vectors may begin before the row, or end behind it: elements
+//                       begin up to end are the row's, and store_row is told which it stores.
 //   make_opaque()       Keeps its addresses from being computed again (an optimisation barrier).
 //   address(col)        Where x[col] lies: for copies to shared memory, and to find out whether y is x itself.
 //   own_number()        LabelledLoad has it, for an op with kOwnNumber: a number of the row itself, which takes a load

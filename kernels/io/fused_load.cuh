@@ -90,6 +90,8 @@ struct FusedLoad : Cols {
       N * int(sizeof(T)) + Operands_::template kPrefetchBytes<N> + Mask_::template kPrefetchBytes<N>;
   template <int N>
   static constexpr int kRowBytes = N * int(sizeof(T)) + Operands_::template kRowBytes<N>;  // without a mask
+  template <int N>
+  static constexpr bool kCut = Operands_::template kCut<N>;
   static constexpr int kKeptColumns = Operands_::kKeptColumns;
   template <int N, class As>
   using Kept = typename Operands_::template Kept<N, As>;
@@ -169,9 +171,9 @@ struct FusedLoad : Cols {
     }
     // The same where a thread keeps what all rows share of the operands, and there is no mask. What came may be
     // converted several times.
-    template <int N, class As, typename Index>
-    Kept<N, As> keep(Index col) const {
-      return operands.template keep<N, As>(col);
+    template <int N, class As>
+    Kept<N, As> keep(int64 col, int begin, int end) const {
+      return operands.template keep<N, As>(col, begin, end);
     }
     template <int N, int kPlaces, typename Index>
     void prefetch_row(unsigned char* shared, int place, Index col) const {

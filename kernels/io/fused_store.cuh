@@ -54,6 +54,12 @@ struct Outputs<First, Rest...> {
   RowPointer at(int64 row) const { return {first.at(row), rest.at(row)}; }
 };
 
+// A bit for each of N elements.
+template <int N>
+constexpr unsigned all_of() {
+  return ~0u >> (32 - N);
+}
+
 // Function(y * gamma + beta, operands), each result rounded once.
 template <class Function, class Gamma, class Beta, class Outputs_, class Operands_>
 struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operands_>, Gamma, Beta> {
@@ -72,6 +78,8 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
   using Kept = typename Operands_::template Kept<N, As>;
   template <int N>
   static constexpr int kRowBytes = Operands_::template kRowBytes<N>;
+  template <int N>
+  static constexpr bool kCut = Operands_::template kCut<N>;
 
   struct RowPointer {
     typename Outputs_::RowPointer to;
@@ -102,9 +110,9 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
       store_computed<kMore, N, kWhole>(in, y, columns, col, take);
     }
     // The same with operands as FusedLoad's that a thread keeps, or whose rows were copied to shared memory.
-    template <int N, class As, typename Index>
-    Kept<N, As> keep(Index col) const {
-      return operands.template keep<N, As>(col);
+    template <int N, class As>
+    Kept<N, As> keep(int64 col, int begin, int end) const {
+      return operands.template keep<N, As>(col, begin, end);
     }
     template <int N, int kPlaces, typename Index>
     void prefetch_row(unsigned char* shared, int place, Index col) const {
@@ -113,14 +121,14 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
     template <int kMore, int kPlaces, int N, bool kWhole, class As, typename Compute, class Columns, typename Index,
         class Take>
     void store_row(const Compute (&y)[N], const Columns& columns, const Kept<N, As>& kept, const unsigned char* shared,
-        int place, Index col, Take take) const {
+        int place, Index col, Take take, unsigned own = all_of<N>()) const {
       Compute in[1 + Operands_::kCount][N];
       operands.template unpack_row<N, kPlaces, As>(kept, shared, place, in + 1, col);
-      store_computed<kMore, N, kWhole>(in, y, columns, col, take);
+      store_computed<kMore, N, kWhole>(in, y, columns, col, take, own);
     }
     template <int kMore, int N, bool kWhole, typename Compute, class Columns, typename Index, class Take>
     void store_computed(Compute (&in)[1 + Operands_::kCount][N], const Compute (&y)[N], const Columns& columns,
-        Index col, Take take) const {
+        Index col, Take take, unsigned own = all_of<N>()) const {
       Compute out[Outputs_::kCount + kMore][N];
       Affines::template apply<N>(y, columns, in[0]);
       apply_to_each<Function>(in, out);
@@ -129,7 +137,17 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
 #pragma unroll
         for (int i = 0; i < N; ++i) take(k, i, out[Outputs_::kCount + k][i]);
       }
-      to.template store<N, kWhole>(out, col);
+      if (own == all_of<N>()) {
+        to.template store<N, kWhole>(out, col);
+        return;
+      }
+#pragma unroll
+      for (int i = 0; i < N; ++i) {
+        Compute one[Outputs_::kCount][1];
+#pragma unroll
+        for (int k = 0; k < Outputs_::kCount; ++k) one[k][0] = out[k][i];
+        if (own >> i & 1) to.template store<1, false>(one, col + i);
+      }
     }
   };
   // The results of one element of each of some neighbouring rows.

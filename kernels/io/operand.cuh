@@ -78,6 +78,13 @@ inline void unpack(const InTwo<T, N>& packed, Compute* x) {
   unpack<N>(realign(packed.split), x);
 }
 
+// Whether vectors of N elements may begin before a row, or end behind it: copied in one access, they come with what is
+// beside the row in memory; elements of columns are loaded so that nothing far from their array is read.
+template <class Operand, int N, class = void>
+inline constexpr bool kMayBeCut = Operand::kPerRow;
+template <class Operand, int N>
+inline constexpr bool kMayBeCut<Operand, N, decltype(void(Operand::template kCut<N>))> = Operand::template kCut<N>;
+
 // Whether an operand has the same elements for every row. A thread that goes through many rows keeps those of its
 // columns, Kept<N, As>, and copies what is left of an operand to shared memory. As: void, to keep them as they lie in
 // memory, or the compute type.
@@ -141,6 +148,8 @@ struct AlongRows : Cols {
   static constexpr int kAccess = (kWidth < N ? kWidth : N) * kBytes;  // bytes
   template <int N>
   static constexpr int kPrefetchBytes = kAccess<N> >= 4 ? N * kBytes : 0;
+  template <int N>
+  static constexpr bool kCut = kAccess<N> == N * kBytes && kIsAdjacent<Cols>;
   struct RowPointer : Cols {
     const T* pointer;
     void make_opaque() { cupynorm::make_opaque(pointer); }
@@ -170,10 +179,10 @@ struct AlongRows : Cols {
     static Vector<T, N> prefetched(const unsigned char* shared, int place, Index) {
       return prefetched_vector<kPlaces, T, N>(shared, place);
     }
-    // The elements themselves, with vectors that begin anywhere put together.
-    template <int N, typename Index>
-    Vector<T, N> whole(Index col) const {
-      const Packed<N> packed = load<N>(col);
+    // The elements themselves, with vectors that begin anywhere put together. begin, end: as for load_part.
+    template <int N>
+    Vector<T, N> whole(int64 col, int begin, int end) const {
+      const Packed<N> packed = load_part<N>(col, begin, end);
       if constexpr (kWidth == 0 && N > 1) return realign(packed.split);
       else return packed;
     }
@@ -199,6 +208,8 @@ struct AlongColumns {
   using Packed = typename Rows::template Packed<N>;
   template <int N>
   static constexpr int kPrefetchBytes = Rows::template kPrefetchBytes<N>;
+  template <int N>
+  static constexpr bool kCut = kWidth == 0;
   using RowPointer = typename Rows::RowPointer;
   RowPointer at(int64 row) const { return {{}, pointer + (row >> 62)}; }
 };

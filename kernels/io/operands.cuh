@@ -15,6 +15,8 @@ struct Operands {
   static constexpr int kPrefetchBytes = 0;
   template <int N>
   static constexpr int kRowBytes = 0;
+  template <int N>
+  static constexpr bool kCut = true;
   static constexpr int kKeptColumns = 0;
   template <int N, class As>
   using Kept = NoColumns;
@@ -28,8 +30,8 @@ struct Operands {
     NoColumns load(Index) const {
       return {};
     }
-    template <int N, class As, typename Index>
-    static NoColumns keep(Index) {
+    template <int N, class As>
+    static NoColumns keep(int64, int, int) {
       return {};
     }
     template <int N, int kPlaces, typename Index>
@@ -63,6 +65,8 @@ struct Operands<First, Rest...> {
   static constexpr int kFirstRowBytes = kOfColumns<First> ? 0 : First::template kPrefetchBytes<N>;
   template <int N>
   static constexpr int kRowBytes = kFirstRowBytes<N> + Others::template kRowBytes<N>;
+  template <int N>
+  static constexpr bool kCut = kMayBeCut<First, N> && Others::template kCut<N>;
   static constexpr int kKeptColumns = kOfColumns<First> + Others::kKeptColumns;  // arrays
   template <int N, class As>
   struct Kept {
@@ -95,11 +99,12 @@ struct Operands<First, Rest...> {
       return {prefetched_or_loaded<First, N, kPlaces>(first, shared, place, col),
           prefetched_or_loaded<Others, N, kPlaces>(rest, behind, place, col)};
     }
-    // Where a thread keeps what is the same for every row: loads that; begins to copy the rest; converts both.
-    template <int N, class As, typename Index>
-    Kept<N, As> keep(Index col) const {
-      Kept<N, As> kept = {{}, rest.template keep<N, As>(col)};
-      if constexpr (kOfColumns<First>) keep_as(first.template whole<N>(col), kept.first);
+    // Where a thread keeps what is the same for every row: loads that (begin, end: as for load_part); begins to copy
+    // the rest; converts both.
+    template <int N, class As>
+    Kept<N, As> keep(int64 col, int begin, int end) const {
+      Kept<N, As> kept = {{}, rest.template keep<N, As>(col, begin, end)};
+      if constexpr (kOfColumns<First>) keep_as(first.template whole<N>(col, begin, end), kept.first);
       return kept;
     }
     template <int N, int kPlaces, typename Index>

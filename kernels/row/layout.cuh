@@ -42,6 +42,7 @@ struct Registers {
   static constexpr int kLanes = Group < kWarp ? Group : kWarp;  // of a warp, that share a row
   // elements of a thread that are in no vector; behind its vectors
   static constexpr int kEdge = UnalignedMode > 0 ? 1 : 0;
+  static constexpr bool kCut = false;
   static constexpr int kInVectors = Vector_ * Vectors, kElements = kInVectors + kEdge;
   static constexpr int kAlwaysValid = Full ? Vectors : Vectors - 1;  // vectors of a thread that are never missing
   // The block loops over rows, because it prefetches them or caches parameters.
@@ -103,7 +104,10 @@ inline Share share_of(int cols, int head, int part) {
     share.tails = last ? cols - share.tail : 0;
     return share;
   }
-  if constexpr (Shape::kUnaligned > 0) {
+  if constexpr (Shape::kCut) {
+    share.head = head > 0 ? head - kVector : 0;
+    share.vectors = (cols - share.head + kVector - 1) / kVector;
+  } else if constexpr (Shape::kUnaligned > 0) {
     share.head = head < cols ? head : cols;
     share.vectors = (cols - share.head) / kVector;
     share.tail = share.head + share.vectors * kVector;

@@ -35,6 +35,37 @@ constexpr bool kTakesRows = false;
 template <auto... kNumbers>
 constexpr bool kTakesRows<StagedRegisters<kNumbers...>> = true;
 
+// The same of unaligned rows whose first and last vectors are cut: they begin before the row, or end behind it, and
+// their other elements are neither added to a row's state nor stored. So there is no element beside vectors.
+template <auto... kNumbers>
+struct CutRegisters : StagedRegisters<kNumbers...> {
+  using Uncut = StagedRegisters<kNumbers...>;
+  static constexpr int kEdge = 0, kElements = Uncut::kInVectors;
+  static constexpr bool kCut = true;
+};
+template <auto... kNumbers>
+constexpr bool kTakesRows<CutRegisters<kNumbers...>> = true;
+// What the kernel makes of a Shape where vectors cannot be cut.
+template <class Shape, bool kMay>
+struct CutIf {
+  using Type = Shape;
+};
+template <auto... kNumbers>
+struct CutIf<CutRegisters<kNumbers...>, false> {
+  using Type = StagedRegisters<kNumbers...>;
+};
+
+// Which elements of a vector are the row's: from begin up to end, with a bit for each in own.
+template <class Shape>
+struct Cut {
+  int begin = 0, end = Shape::kVector;
+  Cut(int col, int cols) {
+    if constexpr (Shape::kCut) begin = col < 0 ? -col : 0, end = cols - col < end ? cols - col : end;
+  }
+  unsigned own() const { return (1u << end) - (1u << begin); }
+  bool has(int i) const { return !Shape::kCut || (i >= begin && i < end); }
+};
+
 // Writes what the threads of a block have added up of their columns, each sum from to[k] + first on. Several rows of a
 // block are added in their order.
 template <class Shape, int kSums, typename Compute, class Tile>
@@ -48,11 +79,13 @@ inline void write_sums(const Compute (&sums)[kSums][Shape::kElements], Compute* 
       for (int p = 0; p < Shape::kVectors; ++p) {
         if (!tile.has(p)) continue;
         Compute* const place = to[k] + first + tile.col(p);
-        if constexpr (Shape::kEdge == 0) {
+        if constexpr (Shape::kUnaligned == 0) {
           store_vector(place, vector_from<Compute, kVector>(sums[k] + p * kVector));
         } else {
 #pragma unroll
-          for (int i = 0; i < kVector; ++i) place[i] = sums[k][p * kVector + i];
+          for (int i = 0; i < kVector; ++i) {
+            if (Cut<Shape>(tile.col(p), cols).has(i)) place[i] = sums[k][p * kVector + i];
+          }
         }
       }
       if constexpr (Shape::kEdge > 0) {
@@ -73,7 +106,9 @@ inline void write_sums(const Compute (&sums)[kSums][Shape::kElements], Compute* 
       for (int p = 0; p < Shape::kVectors; ++p) {
         if (!tile.has(p)) continue;
 #pragma unroll
-        for (int i = 0; i < kVector; ++i) columns[slot][tile.col(p) + i] = sums[k][p * kVector + i];
+        for (int i = 0; i < kVector; ++i) {
+          if (Cut<Shape>(tile.col(p), cols).has(i)) columns[slot][tile.col(p) + i] = sums[k][p * kVector + i];
+        }
       }
       if constexpr (Shape::kEdge > 0) {
         if (tile.has_edge()) columns[slot][tile.edge_col()] = sums[k][Shape::kInVectors];
@@ -115,15 +150,17 @@ inline void prefetch_row(const Arguments<Op, Load, Store>& a, int64 row, int pla
 }
 
 // Loads what all rows share of this thread's columns.
-template <int kVector, class As, class Op, class Load, class Store, class Kept, class KeptOfResults, int kVectors,
+template <class Shape, class As, class Op, class Load, class Store, class Kept, class KeptOfResults, int kVectors,
     class Tile>
 inline void keep_columns(const Arguments<Op, Load, Store>& a, Kept (&kept)[kVectors],
-    KeptOfResults (&kept_of_results)[kVectors], const Tile& tile) {
+    KeptOfResults (&kept_of_results)[kVectors], int cols, const Tile& tile) {
+  constexpr int kVector = Shape::kVector;
 #pragma unroll
   for (int p = 0; p < kVectors; ++p) {
     if (!tile.has(p)) continue;
-    kept[p] = a.load.at(0).template keep<kVector, As>(tile.col(p));
-    kept_of_results[p] = a.store.at(0).template keep<kVector, As>(tile.col(p));
+    const Cut<Shape> part(tile.col(p), cols);
+    kept[p] = a.load.at(0).template keep<kVector, As>(tile.col(p), part.begin, part.end);
+    kept_of_results[p] = a.store.at(0).template keep<kVector, As>(tile.col(p), part.begin, part.end);
   }
 }
 
@@ -142,9 +179,11 @@ inline void load_uncopied(const Arguments<Op, Load, Store>& a, ThreadRows<Op, Lo
 
 // kLoadSums, kStoreSums: further numbers of the functions of Load and Store. The loop holds its arrays in its own body,
 // as that of row_registers does.
-template <class Op, class Load, class Store, int kLoadSums, int kStoreSums, class Shape>
-__global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
+template <class Op, class Load, class Store, int kLoadSums, int kStoreSums, class Shape_>
+__global__ void __launch_bounds__(Shape_::kBlock, Shape_::kMinBlocks)
     row_summed(const __grid_constant__ SummedArguments<Op, Load, Store, kLoadSums + kStoreSums> all) {
+  using Shape = typename CutIf<Shape_,
+      Load::template kCut<Shape_::kVector> && Store::template kCut<Shape_::kVector>>::Type;
   using Compute = typename Op::Compute;
   constexpr int kVector = Shape::kVector, kGroup = Shape::kGroup, kCtasPerRow = Shape::kCtasPerRow;
   constexpr int kWarps = Shape::kWarps, kEdge = Shape::kEdge, kStages = Shape::kStages, kVectors = Shape::kVectors;
@@ -187,7 +226,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   const auto share_at = [&](int64 row) {
     return share_of<Shape>(cols, a.store.at(row < a.rows ? row : 0).template head<Shape::kAligned>(), part);
   };
-  Share share = kEdge > 0 ? Share() : share_of<Shape>(cols, 0, part);
+  constexpr bool kCut = Shape::kCut, kUnaligned = Shape::kUnaligned > 0;
+  Share share = kUnaligned ? Share() : share_of<Shape>(cols, 0, part);
   auto has = [&](int p) { return p < Shape::kAlwaysValid || p * kGroup + lane < share.vectors; };
   auto col = [&](int p) { return share.head + (share.before + p * kGroup + lane) * kVector; };
   auto masked_from = [&](int p) { return p * (kGroup * kVector); };
@@ -221,7 +261,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     const int64 begin = group / kInterleaved * rows_together;
     const int64 end = begin + rows_together < a.rows ? begin + rows_together : a.rows;
     int64 base = begin + group % kInterleaved * Shape::kGroups;
-    if constexpr (kEdge > 0) share = share_at(base + slot);
+    if constexpr (kUnaligned) share = share_at(base + slot);
+    bool cut = false;  // whether a vector of this thread is
+    if constexpr (kCut) {
+#pragma unroll
+      for (int p = 0; p < kVectors; ++p) cut |= tile.has(p) && (tile.col(p) < 0 || tile.col(p) + kVector > cols);
+    }
     auto number = [&](int64 from) { return from + slot < end ? from + slot : a.rows; };
     Compute sums[kSums][Shape::kElements] = {};
 
@@ -262,7 +307,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       };
 #pragma unroll
       for (int s = 0; s < kStages; ++s) prefetch(s, s);
-      keep_columns<kVector, As>(a, kept, kept_of_results, tile);
+      keep_columns<Shape, As>(a, kept, kept_of_results, cols, tile);
       // What is not copied: numbers of the row, and the element that is in no vector.
       auto load_besides = [&](int j) {
         sources[0] = a.load.at(row_at(j));
@@ -365,7 +410,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       if constexpr (kTakes) {
 #pragma unroll
         for (int s = 0; s < kStages; ++s) prefetch(base + s * step, s);
-        keep_columns<kVector, As>(a, kept, kept_of_results, tile);
+        keep_columns<Shape, As>(a, kept, kept_of_results, cols, tile);
       }
       int place = 0, place_before = kStages;
       if (base < end) load(base);
@@ -385,6 +430,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
             kept[p].make_opaque();
             sources[0].template unpack_row<kLoadSums, Shape::kBlock, kVector, As>(kept[p],
                 row_place<Load, Store, Shape>(place, p), threadIdx.x, values, tile.col(p), add_loaded(p * kVector));
+            if (kCut && cut) {  // sums of columns that are not the row's are never written
+#pragma unroll
+              for (int i = 0; i < kVector; ++i) {
+                if (!Cut<Shape>(tile.col(p), cols).has(i)) values[i] = Op::padding();
+              }
+            }
           } else {
             sources[0].template unpack_further<kLoadSums>(loaded[0][p], values, tile.col(p), add_loaded(p * kVector));
           }
@@ -418,10 +469,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
             map_vector(rows, 0, p, whole, y);
             if constexpr (kTakes) {
               kept_of_results[p].make_opaque();
-              target.template store_row<kStoreSums, Shape::kBlock, kVector, (kEdge > 0), As>(y,
+              target.template store_row<kStoreSums, Shape::kBlock, kVector, kUnaligned, As>(y,
                   parameters.get(a.store, p, tile), kept_of_results[p],
                   row_place<Load, Store, Shape>(place, p) + kBehindRow<Load, Shape>, threadIdx.x, tile.col(p),
-                  add_results(p * kVector));
+                  add_results(p * kVector), kCut && cut ? Cut<Shape>(tile.col(p), cols).own() : all_of<kVector>());
             } else {
               target.template store_further<kStoreSums, kVector, (kEdge > 0)>(y, parameters.get(a.store, p, tile),
                   operands[p], tile.col(p), add_results(p * kVector));

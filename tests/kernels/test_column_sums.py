@@ -269,7 +269,43 @@ def test_groups_of_rows_of_one_alignment_cover_all_rows_once(rows: int, cols: in
         assert groups * found.rows_of_group >= of_one > (groups - 1) * found.rows_of_group
         assert found.groups <= 65535
         assert found.tiles * found.lanes * found.vector >= cols + found.unit - 1
-        assert found.groups * found.tiles <= 2 * max(sums.NUMBERS.blocks, found.period * found.tiles)
+        most = sums.NUMBERS.blocks_with_elements
+        assert result is None or found.groups * found.tiles <= 2 * max(most, found.period * found.tiles)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "float32"])
+def test_rows_that_begin_at_vectors_are_cut_at_lines_where_they_are_summed(dtype: str) -> None:
+    """Pieces of 512 bytes then share no line with other blocks; but no more threads may be idle for that."""
+    kind = dtype_of(dtype)
+    line, float32 = 128 // kind.itemsize, np.dtype(np.float32)
+
+    def tiles(rows: int, cols: int, *, summed: bool) -> sums.SumTiles:
+        x = View(0, (rows, cols), (cols * kind.itemsize, kind.itemsize), kind)
+        result = Result(View(0, (cols,), (kind.itemsize,), kind)) if summed else None
+        return first_tiles(Sums(traced(lambda x: x, 1), (x,), x.shape, 1, (result,), (x,)), float32)
+
+    assert tiles(49152, 5000, summed=True).unit == line
+    for rows, cols, summed in (
+        (49152, 5000, False),
+        (49152, 5120, True),
+        (49152, 1000, True),
+        (1000, 5000, True),
+    ):
+        assert not tiles(rows, cols, summed=summed).unit
+
+
+@pytest.mark.parametrize("cols", [128, 1001, 5000])
+def test_where_nothing_is_added_up_a_block_has_as_few_rows_as_a_grid_allows(cols: int) -> None:
+    """Blocks that run at once are then near one another in memory."""
+    half = dtype_of("float16")
+    for rows in (1 << 16, 1 << 28):
+        x = View(0, (rows, cols), (2 * cols, 2), half)
+        found = first_tiles(
+            Sums(traced(lambda x: x, 1), (x,), x.shape, 1, (None,), (x,)), np.dtype(np.float32)
+        )
+        batch = sums.THREADS // found.lanes * found.rows_in_flight
+        assert found.rows_of_group <= 2 * batch or found.groups > sums.MAX_GROUPS // 2
+        assert found.groups <= sums.MAX_GROUPS
 
 
 def test_the_order_of_summation_depends_on_the_shape_alone() -> None:
@@ -295,7 +331,7 @@ def test_the_order_of_summation_depends_on_the_shape_alone() -> None:
     [
         ("bias_gelu_backward", 1024, 4, 2),
         ("bias_gelu_backward", 1023, 4, 2),
-        ("swiglu_backward", 1024, 4, 3),
+        ("swiglu_backward", 1024, 2, 3),
         ("swiglu_backward", 1023, 2, 5),  # dy and half of x are not aligned as the results' first half
     ],
 )

@@ -19,8 +19,9 @@ class ColumnSums(NamedTuple):
         Threads of a block of several rows, all of which are tried.
     large_block, large_block_vectors
         More threads of such a block have too few registers for doubles, and for more vectors of a thread than these.
-    clusters
-        What a cluster's tiling is worth, of that of one block.
+    clusters, large_clusters
+        What a cluster's tiling is worth, of that of one block; and where it has as many blocks as may be, of which
+        fewer multiprocessors are reached.
     multiprocessors, reached_by_clusters
         For which tilings are weighed; on so many of them clusters run: some have too few neighbours left.
     cluster_threads
@@ -54,6 +55,7 @@ class ColumnSums(NamedTuple):
     large_block: int
     large_block_vectors: int
     clusters: float
+    large_clusters: float
     multiprocessors: int
     reached_by_clusters: int
     cluster_threads: int

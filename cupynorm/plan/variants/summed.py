@@ -16,6 +16,7 @@ from cupynorm.plan.config import (
     ACCESS_BYTES,
     AMPERE,
     AT_USE,
+    CUT,
     IN_REGISTERS,
     MAILBOXES,
     MAX_BLOCK,
@@ -24,6 +25,7 @@ from cupynorm.plan.config import (
     NUMBERS_OF_SLOT,
     PLAIN,
     REGISTER_BYTES,
+    UNALIGNED,
     UNALIGNED_APART,
     WARP,
     Plan,
@@ -76,6 +78,7 @@ def _measured(question: Question, variant: str | None) -> Iterator[Plan]:
         if plan is None or stages > _most_stages(question, plan):
             continue
         plan = in_registers(problem, dataclasses.replace(plan, stages=stages, min_blocks=blocks, waits=waits))
+        plan = _cut(problem, plan)
         if max(_column_bytes(problem, plan), plan.shared_bytes) <= question.limits.shared_bytes_per_block:
             yield plan
 
@@ -150,9 +153,26 @@ def _resident(question: Question, plan: Plan) -> Plan | None:
     shared = max(columns, plan.shared_bytes)
     if (not plan.stages and columns > numbers.shared_bytes) or shared > limits.shared_bytes_per_block:
         return None
+    plan = _cut(problem, plan)
     registers = _registers(problem, numbers, plan)
     resident = active_blocks(limits, plan.block, registers, shared + STATIC_SHARED_BYTES)
     return dataclasses.replace(plan, min_blocks=resident) if resident else None
+
+
+def has_room_to_cut(problem: Problem, plan: Plan) -> bool:
+    """Say whether a thread has a place for each vector of an unaligned row that any of its columns is in."""
+    vectors = (problem.cols + 2 * (plan.vector - 1)) // plan.vector
+    return problem.unaligned == UNALIGNED and vectors <= plan.ctas_per_row * plan.group * plan.vectors
+
+
+def _cut(problem: Problem, plan: Plan) -> Plan:
+    """Return the plan with vectors that are cut where it has prefetched rows in registers, and room for that.
+
+    Where a block has several rows that is slower by up to .017 of the copy rate (docs/notes/079).
+    """
+    alone = plan.block == plan.group
+    cut = plan.stages > 0 and plan.waits == IN_REGISTERS and alone and has_room_to_cut(problem, plan)
+    return dataclasses.replace(plan, waits=CUT) if cut else plan
 
 
 def _told_bytes(problem: Problem, plan: Plan) -> int:
@@ -253,7 +273,7 @@ def _worth(question: Question, plan: Plan) -> tuple[float, int, int, int]:
         worth *= 1.0 if plan.waits else numbers.converted_twice
     blocks = 0
     if plan.ctas_per_row > 1:  # while one block of a multiprocessor waits for its cluster another has work
-        worth *= numbers.clusters
+        worth *= numbers.large_clusters if plan.ctas_per_row == MAX_CTAS else numbers.clusters
         blocks = plan.min_blocks if not plan.waits else 0
     # where few threads share a row, or the next row takes registers, vectors are costly
     more_vectors = plan.vectors if plan.stages or blocks else -plan.vectors
