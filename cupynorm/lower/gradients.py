@@ -16,6 +16,7 @@ import numpy as np
 from cupynorm._values import NamedTuple, replace
 from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
+from cupynorm.lower.around import Around, Counted, Label, Labelled, Operand, RowSums, masked
 from cupynorm.lower.backward import (
     CROSS_ENTROPY,
     FIELD_SUMS,
@@ -25,7 +26,7 @@ from cupynorm.lower.backward import (
     SIGNED_LOGSUMEXP,
     SMOOTH_CROSS_ENTROPY,
 )
-from cupynorm.lower.fused import Around, Counted, Label, Labelled, Operand, RowSums, fused_spec, masked
+from cupynorm.lower.fused import fused_spec
 from cupynorm.lower.layouts import (
     Halves,
     Moved,

@@ -10,7 +10,8 @@ import numpy as np
 from cupynorm._dtypes import is_integer
 from cupynorm._values import replace
 from cupynorm.call.view import View
-from cupynorm.lower.fused import Around, fused_spec, lies_apart, masked
+from cupynorm.lower.around import Around, masked
+from cupynorm.lower.fused import fused_spec, lies_apart
 from cupynorm.lower.row import RowOp, row_spec
 from cupynorm.lower.tracing import traced
 

@@ -27,7 +27,7 @@ from cupynorm.invoke import fusion_calls, row_calls, step_calls
 from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.invoke.fusion_calls import FusedCall, Operand, operand, result
 from cupynorm.invoke.fusion_gradient_calls import FusionGradientCall
-from cupynorm.lower.fused import Function
+from cupynorm.lower.around import Function
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.tracing import DeviceFunction, TraceError, trace
 from cupynorm.ops import fusion_gradients

@@ -30,8 +30,8 @@ from cupynorm.host.gradients import NormGradient, SoftmaxGradient, Sum
 from cupynorm.invoke import fusion_gradient_calls, step_calls
 from cupynorm.invoke.fusion_calls import Operand, _part
 from cupynorm.invoke.fusion_gradient_calls import FusionGradientCall, Target
+from cupynorm.lower.around import Function
 from cupynorm.lower.differentiate import gradient
-from cupynorm.lower.fused import Function
 from cupynorm.lower.tracing import DeviceFunction, Expression
 from cupynorm.plan.config import Plan
 

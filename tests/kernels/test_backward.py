@@ -17,7 +17,8 @@ from cupynorm.call.masks import Mask
 from cupynorm.invoke import row_ops
 from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.lower import backward
-from cupynorm.lower.fused import Around, Counted, Label, Labelled, Operand, fused_spec
+from cupynorm.lower.around import Around, Counted, Label, Labelled, Operand
+from cupynorm.lower.fused import fused_spec
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.tracing import Expression, traced

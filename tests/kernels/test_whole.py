@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from cupynorm.call.view import View
-from cupynorm.lower.fused import Around, fused_spec
+from cupynorm.lower.around import Around
+from cupynorm.lower.fused import fused_spec
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX
 from cupynorm.plan.choose import choose
