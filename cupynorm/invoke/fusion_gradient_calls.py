@@ -20,10 +20,10 @@ from cupynorm.lower.backward import (
     RMS_NORM_BACKWARD,
     SOFTMAX_BACKWARD,
 )
+from cupynorm.lower.expressions import Expression
 from cupynorm.lower.fused import fused_spec
 from cupynorm.lower.fusion_gradients import Fused, composed
 from cupynorm.lower.sums import Result, Sums, broadcast_sums, nowhere, row_groups, sums_of_groups
-from cupynorm.lower.tracing import Expression
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -14,7 +14,8 @@ from cupynorm.call.extras import CheckedExtras
 from cupynorm.call.masks import Mask
 from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
-from cupynorm.lower.tracing import DeviceFunction, Expression, traced
+from cupynorm.lower.expressions import DeviceFunction, Expression
+from cupynorm.lower.tracing import traced
 from cupynorm.runtime import devices
 
 if TYPE_CHECKING:

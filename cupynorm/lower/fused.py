@@ -22,6 +22,7 @@ from cupynorm.lower.around import (
     Operand,
     RowSums,
 )
+from cupynorm.lower.expressions import Expression
 from cupynorm.lower.masks import mask_struct
 from cupynorm.lower.mirrors import (
     Struct,
@@ -54,7 +55,6 @@ from cupynorm.lower.mirrors import (
 from cupynorm.lower.row import ROW_KERNEL, SUMMED_APART_KERNEL, SUMMED_KERNEL, RowOp, types_of
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.sums import INTERLEAVED
-from cupynorm.lower.tracing import Expression
 from cupynorm.plan.config import DOUBLE_BYTES
 from cupynorm.plan.lowering import numbers
 from cupynorm.plan.problem import Problem

@@ -26,6 +26,7 @@ from cupynorm.lower.backward import (
     SIGNED_LOGSUMEXP,
     SMOOTH_CROSS_ENTROPY,
 )
+from cupynorm.lower.expressions import Expression
 from cupynorm.lower.fused import fused_spec
 from cupynorm.lower.layouts import (
     Halves,
@@ -41,7 +42,7 @@ from cupynorm.lower.layouts import (
 from cupynorm.lower.mirrors import ACCESS_BYTES
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.sums import NUMBERS, Further, Result, Sums
-from cupynorm.lower.tracing import Expression, apply, traced
+from cupynorm.lower.tracing import apply, traced
 from cupynorm.plan.config import FLOAT_BYTES
 
 if TYPE_CHECKING:

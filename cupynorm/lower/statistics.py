@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 
     from cupynorm._dtypes import Dtype
     from cupynorm.call.masks import Mask
+    from cupynorm.lower.expressions import Expression
     from cupynorm.lower.spec import KernelSpec
-    from cupynorm.lower.tracing import Expression
 
 STANDARDIZE = RowOp(
     "standardize",

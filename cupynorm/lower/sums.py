@@ -11,6 +11,7 @@ from cupynorm._dtypes import Dtype, cpp, cpp_of_element
 from cupynorm._values import NamedTuple
 from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
+from cupynorm.lower.expressions import Expression
 from cupynorm.lower.layouts import Moved, elements_of_access
 from cupynorm.lower.mirrors import (
     ACCESS_BYTES,
@@ -28,7 +29,6 @@ from cupynorm.lower.mirrors import (
     value,
 )
 from cupynorm.lower.spec import KernelSpec
-from cupynorm.lower.tracing import Expression
 from cupynorm.plan.config import LINE_BYTES
 from cupynorm.plan.lowering import numbers
 from cupynorm.runtime import compiler

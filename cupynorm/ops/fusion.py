@@ -28,8 +28,9 @@ from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.invoke.fusion_calls import FusedCall, Operand, operand, result
 from cupynorm.invoke.fusion_gradient_calls import FusionGradientCall
 from cupynorm.lower.around import Function
+from cupynorm.lower.expressions import DeviceFunction
 from cupynorm.lower.row import RowOp
-from cupynorm.lower.tracing import DeviceFunction, TraceError, trace
+from cupynorm.lower.tracing import TraceError, trace
 from cupynorm.ops import fusion_gradients
 from cupynorm.ops.fusion_gradients import FusionGradients
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm

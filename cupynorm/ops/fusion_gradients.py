@@ -32,7 +32,7 @@ from cupynorm.invoke.fusion_calls import Operand, _part
 from cupynorm.invoke.fusion_gradient_calls import FusionGradientCall, Target
 from cupynorm.lower.around import Function
 from cupynorm.lower.differentiate import gradient
-from cupynorm.lower.tracing import DeviceFunction, Expression
+from cupynorm.lower.expressions import DeviceFunction, Expression
 from cupynorm.plan.config import Plan
 
 Array = np.ndarray[Any, Any]
