@@ -26,17 +26,11 @@ from cupynorm.lower.expressions import Expression
 from cupynorm.lower.masks import mask_struct
 from cupynorm.lower.mirrors import (
     Struct,
-    Vectors,
-    across_width,
     arguments,
-    begins_whole,
     column,
-    common_alignment,
     direct,
     fused_load,
     fused_store,
-    is_in_runs,
-    is_per_row,
     kept,
     kept_anywhere,
     label_counts,
@@ -44,17 +38,25 @@ from cupynorm.lower.mirrors import (
     labelled,
     no_store,
     operand,
-    prefetched_bytes,
     roomy,
-    run_width,
     scaled_store,
     summed_arguments,
     value,
-    vector_width,
 )
 from cupynorm.lower.row import ROW_KERNEL, SUMMED_APART_KERNEL, SUMMED_KERNEL, RowOp, types_of
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.sums import INTERLEAVED
+from cupynorm.lower.vectors import (
+    Vectors,
+    across_width,
+    begins_whole,
+    common_alignment,
+    is_in_runs,
+    is_per_row,
+    prefetched_bytes,
+    run_width,
+    vector_width,
+)
 from cupynorm.plan.config import DOUBLE_BYTES
 from cupynorm.plan.lowering import numbers
 from cupynorm.plan.problem import Problem

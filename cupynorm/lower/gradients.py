@@ -39,10 +39,10 @@ from cupynorm.lower.layouts import (
     moved,
     spans_of,
 )
-from cupynorm.lower.mirrors import ACCESS_BYTES
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.sums import NUMBERS, Further, Result, Sums
 from cupynorm.lower.tracing import apply, traced
+from cupynorm.lower.vectors import ACCESS_BYTES
 from cupynorm.plan.config import FLOAT_BYTES
 
 if TYPE_CHECKING:

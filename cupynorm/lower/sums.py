@@ -14,13 +14,10 @@ from cupynorm.host.philox import Dropout
 from cupynorm.lower.expressions import Expression
 from cupynorm.lower.layouts import Moved, elements_of_access
 from cupynorm.lower.mirrors import (
-    ACCESS_BYTES,
     EMPTY,
     POINTER,
     Struct,
-    Vectors,
     direct,
-    is_per_row,
     kept,
     operand,
     strided,
@@ -29,6 +26,7 @@ from cupynorm.lower.mirrors import (
     value,
 )
 from cupynorm.lower.spec import KernelSpec
+from cupynorm.lower.vectors import ACCESS_BYTES, Vectors, is_per_row
 from cupynorm.plan.config import LINE_BYTES
 from cupynorm.plan.lowering import numbers
 from cupynorm.runtime import compiler
