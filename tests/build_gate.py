@@ -661,14 +661,14 @@ FUSED = {
     "softmax, where, scale": Fused(
         SOFTMAX,
         lambda d, n: Around(
-            (_rows_of(d, n),), lower_around._scaling(scale=True, bias=False), (0.5,), _full_where(n)
+            (_rows_of(d, n),), lower_around.scaling(scale=True, bias=False), (0.5,), _full_where(n)
         ),
     ),
     "log_softmax, causal, bias": Fused(
         LOG_SOFTMAX,
         lambda d, n: Around(
             (_rows_of(d, n),),
-            lower_around._scaling(scale=False, bias=True),
+            lower_around.scaling(scale=False, bias=True),
             (_rows_of(d, n)._replace(pointer=1 << 20),),
             _mask(n, high=1),
         ),

@@ -146,7 +146,7 @@ def _adding(*, bias: bool, dropout: bool) -> Function:
 
 
 @functools.cache
-def _scaling(*, scale: bool, bias: bool) -> Function:
+def scaling(*, scale: bool, bias: bool) -> Function:
     """Return x * scale + bias, of x and of those of both that there are."""
 
     def of(x: Any, *others: Any) -> Any:
@@ -169,7 +169,7 @@ def masked(what: Around, mask: Mask) -> Around:
     scaled = mask.scale != 1
     operands: list[Operand] = [mask.scale] * scaled
     operands += [] if bias is None else [bias]
-    load = _scaling(scale=scaled, bias=bias is not None)
+    load = scaling(scale=scaled, bias=bias is not None)
     return what._replace(mask=mask, load=load, load_operands=tuple(operands))
 
 
@@ -201,7 +201,7 @@ def around(call: Call, fused: CheckedExtras) -> Around:
             if devices.is_device_array(scale):
                 store, given = _dividing(), view(scale.reshape(()), "quantize.scale").broadcast_to(shape)
             elif LEAST_NORMAL < (inverse := 1 / fused.quantize.host_scale) < 1 / LEAST_NORMAL:
-                store, given = _scaling(scale=True, bias=False), inverse
+                store, given = scaling(scale=True, bias=False), inverse
             else:
                 store, given = _dividing(), fused.quantize.host_scale
             what = what._replace(store=store, store_operands=(given,))

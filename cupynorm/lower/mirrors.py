@@ -10,13 +10,7 @@ import numpy as np
 from cupynorm._dtypes import Dtype, cpp, cpp_of_element
 from cupynorm._values import NamedTuple
 from cupynorm.call.view import ROOM, Argument, View
-from cupynorm.lower.vectors import (
-    Vectors,
-    across_width,
-    aligned_elements,
-    is_in_runs,
-    is_per_row,
-)
+from cupynorm.lower.vectors import Vectors, across_width, aligned_elements, is_in_runs, is_per_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

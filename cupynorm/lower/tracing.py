@@ -9,10 +9,7 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from cupynorm.lower.expressions import (
-    Expression,
-    Step,
-)
+from cupynorm.lower.expressions import Expression, Step
 from cupynorm.lower.operations import OPERATIONS, THE_TABLE, UFUNCS
 from cupynorm.runtime import devices
 
