@@ -10,7 +10,8 @@ from cupynorm.runtime.devices import CompileError, NoDeviceError
 
 if TYPE_CHECKING:
     from cupynorm import functions as functions
-    from cupynorm.lower.tracing import DeviceFunction, TraceError
+    from cupynorm.lower.expressions import DeviceFunction
+    from cupynorm.lower.tracing import TraceError
     from cupynorm.ops.add_norm import add_layer_norm, add_rms_norm
     from cupynorm.ops.add_norm_gradients import add_layer_norm_backward, add_rms_norm_backward
     from cupynorm.ops.elementwise import bias_gelu, bias_silu, dropout, geglu, swiglu
@@ -85,7 +86,8 @@ __version__ = "0.1.0"
 # Modules that are imported when one of their names is first asked for: a call of a row op waits for none of them.
 _LATER = {
     "functions": (),
-    "lower.tracing": ("DeviceFunction", "TraceError"),
+    "lower.expressions": ("DeviceFunction",),
+    "lower.tracing": ("TraceError",),
     "ops.add_norm": ("add_layer_norm", "add_rms_norm"),
     "ops.add_norm_gradients": ("add_layer_norm_backward", "add_rms_norm_backward"),
     "ops.elementwise": ("bias_gelu", "bias_silu", "dropout", "geglu", "swiglu"),

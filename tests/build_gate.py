@@ -29,9 +29,10 @@ from cupynorm._dtypes import DTYPES, compute_dtype, dtype_of, quantized_dtype
 from cupynorm.call.masks import Mask
 from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
+from cupynorm.lower import around as lower_around
 from cupynorm.lower import backward
-from cupynorm.lower import fused as lower_fused
-from cupynorm.lower.fused import Around, Counted, Label, Labelled, fused_spec
+from cupynorm.lower.around import Around, Counted, Label, Labelled
+from cupynorm.lower.fused import fused_spec
 from cupynorm.lower.row import RowOp, row_spec
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.tracing import trace, traced
@@ -671,7 +672,7 @@ def _adds(dtype: str, cols: int, *, bias: bool, drop: bool, keep: bool, scales: 
     out = View(0, x.shape, (cols, 1), np.dtype(np.int8)) if scales else x
     return Around(
         (out,),
-        lower_fused._adding(bias=bias, dropout=drop),
+        lower_around._adding(bias=bias, dropout=drop),
         operands,
         loaded=x if keep else None,
         scales=int(scales),
@@ -686,7 +687,7 @@ def _sum_in_runs(dtype: str, cols: int) -> Around:
 
 def _stores(dtype: str, cols: int, name: str) -> Around:
     out = View(0, (8, cols), (cols, 1), quantized_dtype(name))
-    return Around((out,), store=lower_fused._dividing(), store_operands=(0.5,))
+    return Around((out,), store=lower_around._dividing(), store_operands=(0.5,))
 
 
 def _users(dtype: str, cols: int) -> Around:
@@ -708,14 +709,14 @@ FUSED = {
     "softmax, where, scale": Fused(
         SOFTMAX,
         lambda d, n: Around(
-            (_rows_of(d, n),), lower_fused._scaling(scale=True, bias=False), (0.5,), _full_where(n)
+            (_rows_of(d, n),), lower_around.scaling(scale=True, bias=False), (0.5,), _full_where(n)
         ),
     ),
     "log_softmax, causal, bias": Fused(
         LOG_SOFTMAX,
         lambda d, n: Around(
             (_rows_of(d, n),),
-            lower_fused._scaling(scale=False, bias=True),
+            lower_around.scaling(scale=False, bias=True),
             (_rows_of(d, n)._replace(pointer=1 << 20),),
             _mask(n, high=1),
         ),

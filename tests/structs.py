@@ -13,7 +13,7 @@ from tests.simulator import build
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from cupynorm.lower.tracing import Expression
+    from cupynorm.lower.expressions import Expression
 
     Array = np.ndarray[Any, Any]
 

@@ -11,7 +11,8 @@ from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm.bert import few_tokens, packed_attention
 from cupynorm.bert.buckets import Bucket, Numbers
 from cupynorm.invoke import head_calls
-from cupynorm.lower.mirrors import POINTER, Struct, aligned_elements
+from cupynorm.lower.mirrors import POINTER, Struct
+from cupynorm.lower.vectors import aligned_elements
 from cupynorm.ops.add_norm import add_layer_norm
 from cupynorm.ops.elementwise import bias_gelu
 from cupynorm.ops.heads import add_qkv_bias, merge_heads

@@ -12,7 +12,8 @@ from cupynorm.call.masks import asked_of, with_lengths
 from cupynorm.invoke import row_calls, row_ops
 from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.invoke.shortcuts import Given
-from cupynorm.lower.fused import around, fused_spec
+from cupynorm.lower.around import around
+from cupynorm.lower.fused import fused_spec
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.spec import KernelSpec
 

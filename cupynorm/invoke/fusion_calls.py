@@ -15,7 +15,8 @@ from cupynorm.call.arguments import view
 from cupynorm.host import reference
 from cupynorm.invoke import row_ops
 from cupynorm.invoke.bound_calls import Arrays, BoundCall
-from cupynorm.lower.fused import Around, Function, fused_spec
+from cupynorm.lower.around import Around, Function
+from cupynorm.lower.fused import fused_spec
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.plan.config import Plan

@@ -12,6 +12,7 @@ from cupynorm.call.arguments import view
 from cupynorm.call.view import View
 from cupynorm.invoke.step_calls import Parts
 from cupynorm.invoke.steps import Parameter, Steps
+from cupynorm.lower.around import Around, RowSums
 from cupynorm.lower.backward import (
     LAYER_NORM_BACKWARD,
     LOG_SOFTMAX_BACKWARD,
@@ -19,10 +20,10 @@ from cupynorm.lower.backward import (
     RMS_NORM_BACKWARD,
     SOFTMAX_BACKWARD,
 )
-from cupynorm.lower.fused import Around, RowSums, fused_spec
+from cupynorm.lower.expressions import Expression
+from cupynorm.lower.fused import fused_spec
 from cupynorm.lower.fusion_gradients import Fused, composed
 from cupynorm.lower.sums import Result, Sums, broadcast_sums, nowhere, row_groups, sums_of_groups
-from cupynorm.lower.tracing import Expression
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

@@ -16,6 +16,7 @@ from cupynorm.lower.backward import (
     RMS_NORM_BACKWARD,
     SOFTMAX_BACKWARD,
 )
+from cupynorm.lower.expressions import Expression
 from cupynorm.lower.fused import lies_apart
 from cupynorm.lower.gradients import (
     Added,
@@ -41,7 +42,6 @@ from cupynorm.lower.sums import (
     row_groups_apart,
     sums_of_groups,
 )
-from cupynorm.lower.tracing import Expression
 
 if TYPE_CHECKING:
     from cupynorm.call.elementwise_gradients import ActivationGradientCall

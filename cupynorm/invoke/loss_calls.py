@@ -12,7 +12,7 @@ from cupynorm.call.missing import OMIT
 from cupynorm.call.view import View
 from cupynorm.invoke.step_calls import Parts, of_mask
 from cupynorm.invoke.steps import Steps
-from cupynorm.lower.gradients import cross_entropy_spec, logsumexp_spec
+from cupynorm.lower.losses import cross_entropy_spec, logsumexp_spec
 
 if TYPE_CHECKING:
     from cupynorm.call.losses import CrossEntropyCall, LogSumExpCall

@@ -284,6 +284,7 @@ def _lowered(op: RowOp, call: Call, stats: Mapping[str, Any], eps: float) -> Ker
     x, y = view(call.x, "x"), view(call.out, "out")
     if not is_integer(x.dtype) and all(each.split(call.axes)[1].is_contiguous() for each in (x, y)):
         return row_spec(op, x, y, call.axes, columns, pointers, eps)
-    from cupynorm.lower.fused import Around, fused_spec  # noqa: PLC0415  a call of contiguous rows need not wait for it
+    from cupynorm.lower.around import Around  # noqa: PLC0415  a call of contiguous rows need not wait for it
+    from cupynorm.lower.fused import fused_spec  # noqa: PLC0415  a call of contiguous rows need not wait for it
 
     return fused_spec(op, x, call.axes, columns, pointers, eps, call.compute, Around((y,)))

@@ -12,7 +12,7 @@ from cupynorm.lower.row import RowOp
 from cupynorm.lower.tracing import traced
 
 if TYPE_CHECKING:
-    from cupynorm.lower.tracing import Expression
+    from cupynorm.lower.expressions import Expression
 
 SOFTMAX_BACKWARD = RowOp("softmax_backward", "ops/backward.cuh", "SoftmaxBackward", fields=2)
 LOG_SOFTMAX_BACKWARD = RowOp(

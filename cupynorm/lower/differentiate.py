@@ -18,7 +18,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from cupynorm.lower import tracing
-from cupynorm.lower.tracing import Expression, Traced, apply, traced
+from cupynorm.lower.expressions import Expression
+from cupynorm.lower.tracing import Traced, apply, traced
 
 
 @functools.lru_cache(maxsize=256)

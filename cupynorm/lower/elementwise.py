@@ -13,12 +13,13 @@ from cupynorm._dtypes import Dtype, compute_dtype, cpp
 from cupynorm.call.view import Argument, View
 from cupynorm.host import philox
 from cupynorm.host.philox import Dropout
+from cupynorm.lower.expressions import Expression
 from cupynorm.lower.layouts import Halves, adjacent, in_memory_order, stretched
 from cupynorm.lower.mirrors import Struct, arguments, column, direct
 from cupynorm.lower.row import types_of
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.sums import Sums, sum_specs
-from cupynorm.lower.tracing import Expression, apply, traced
+from cupynorm.lower.tracing import apply, traced
 from cupynorm.runtime import compiler
 
 if TYPE_CHECKING:

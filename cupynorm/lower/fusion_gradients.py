@@ -13,7 +13,8 @@ import numpy as np
 
 from cupynorm._values import NamedTuple
 from cupynorm.lower.differentiate import gradient, repeated
-from cupynorm.lower.tracing import Expression, traced
+from cupynorm.lower.expressions import Expression
+from cupynorm.lower.tracing import traced
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Mapping, Sequence

@@ -8,7 +8,8 @@ import numpy as np
 
 from cupynorm._dtypes import cpp_of_element
 from cupynorm.call.masks import Mask
-from cupynorm.lower.mirrors import EMPTY, Struct, Vectors, division, operand, per_row
+from cupynorm.lower.mirrors import EMPTY, Struct, division, operand, per_row
+from cupynorm.lower.vectors import Vectors
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

@@ -9,19 +9,9 @@ import numpy as np
 
 from cupynorm._dtypes import LEAST_NORMAL, Dtype, compute_dtype, cpp
 from cupynorm._values import dataclass
-from cupynorm.lower.mirrors import (
-    EMPTY,
-    POINTER,
-    Struct,
-    adjoining,
-    affine_store,
-    arguments,
-    column,
-    direct,
-    row_alignment,
-    vector_width,
-)
+from cupynorm.lower.mirrors import EMPTY, POINTER, Struct, affine_store, arguments, column, direct
 from cupynorm.lower.spec import KernelSpec
+from cupynorm.lower.vectors import adjoining, row_alignment, vector_width
 from cupynorm.plan.config import DOUBLE_BYTES, MOST_ROW_NUMBERS
 from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler

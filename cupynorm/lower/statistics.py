@@ -10,7 +10,8 @@ import numpy as np
 from cupynorm._dtypes import is_integer
 from cupynorm._values import replace
 from cupynorm.call.view import View
-from cupynorm.lower.fused import Around, fused_spec, lies_apart, masked
+from cupynorm.lower.around import Around, masked
+from cupynorm.lower.fused import fused_spec, lies_apart
 from cupynorm.lower.row import RowOp, row_spec
 from cupynorm.lower.tracing import traced
 
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
 
     from cupynorm._dtypes import Dtype
     from cupynorm.call.masks import Mask
+    from cupynorm.lower.expressions import Expression
     from cupynorm.lower.spec import KernelSpec
-    from cupynorm.lower.tracing import Expression
 
 STANDARDIZE = RowOp(
     "standardize",

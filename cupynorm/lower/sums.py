@@ -11,15 +11,13 @@ from cupynorm._dtypes import Dtype, cpp, cpp_of_element
 from cupynorm._values import NamedTuple
 from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
+from cupynorm.lower.expressions import Expression
 from cupynorm.lower.layouts import Moved, elements_of_access
 from cupynorm.lower.mirrors import (
-    ACCESS_BYTES,
     EMPTY,
     POINTER,
     Struct,
-    Vectors,
     direct,
-    is_per_row,
     kept,
     operand,
     strided,
@@ -28,7 +26,7 @@ from cupynorm.lower.mirrors import (
     value,
 )
 from cupynorm.lower.spec import KernelSpec
-from cupynorm.lower.tracing import Expression
+from cupynorm.lower.vectors import ACCESS_BYTES, Vectors, is_per_row
 from cupynorm.plan.config import LINE_BYTES
 from cupynorm.plan.lowering import numbers
 from cupynorm.runtime import compiler

@@ -8,30 +8,26 @@ import inspect
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-
-from cupynorm._dtypes import Dtype, compute_dtype
-from cupynorm._options import boolean, eps_of, eps_within, within
-from cupynorm.call.arguments import (
-    Call,
-    check,
-    check_input,
-    check_kind,
-    check_kinds,
-    check_places,
-    is_number,
-    sharing,
-    view,
-)
+from cupynorm._dtypes import compute_dtype
+from cupynorm._options import boolean, eps_of, eps_within
+from cupynorm.call.arguments import check, is_number
 from cupynorm.invoke import fusion_calls, row_calls, step_calls
 from cupynorm.invoke.bound_calls import Arrays
-from cupynorm.invoke.fusion_calls import FusedCall, Operand, operand, result
+from cupynorm.invoke.fusion_calls import FusedCall, operand, result
 from cupynorm.invoke.fusion_gradient_calls import FusionGradientCall
-from cupynorm.lower.fused import Function
+from cupynorm.lower.around import Function
+from cupynorm.lower.expressions import DeviceFunction
 from cupynorm.lower.row import RowOp
-from cupynorm.lower.tracing import DeviceFunction, TraceError, trace
+from cupynorm.lower.tracing import TraceError, trace
 from cupynorm.ops import fusion_gradients
 from cupynorm.ops.fusion_gradients import FusionGradients
+from cupynorm.ops.fusion_operands import (
+    NUMBERS,
+    check_memory,
+    check_numbers,
+    checked_operand,
+    is_kind_of_number,
+)
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM, layer_norm, rms_norm
 from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX, log_softmax, softmax
 
@@ -40,7 +36,6 @@ if TYPE_CHECKING:
     from cupynorm.invoke.bound_calls import Signature
     from cupynorm.invoke.shortcuts import Given
 
-NUMBERS = (bool, int, float, np.bool_, np.integer, np.floating)
 # an op's own arguments; eps of None is the op's default
 OWN = {
     "gamma": None,
@@ -59,12 +54,6 @@ OPS: dict[Any, RowOp] = {
     softmax: SOFTMAX,
     log_softmax: LOG_SOFTMAX,
 }
-
-
-@functools.lru_cache(maxsize=256)
-def _is_number(kind: type) -> bool:
-    """Say whether a type is one of NUMBERS; remembered, because asking takes longer (docs/notes/004)."""
-    return issubclass(kind, NUMBERS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -100,14 +89,14 @@ class Fusion:
         options_key: list[Any] = [id(self)]
         of_op = self.arguments
         for index, each in enumerate(operands):
-            if _is_number(type(each)):  # type: ignore[arg-type]  # every type hashes
+            if is_kind_of_number(type(each)):  # type: ignore[arg-type]  # every type hashes
                 options_key += (index, repr(each), type(each))  # repr tells 0.0 and -0.0 apart
             else:
                 arrays.append(each)
         for name, each in arguments.items():
             if name in of_op:
                 own[name] = each
-            elif _is_number(type(each)):  # type: ignore[arg-type]
+            elif is_kind_of_number(type(each)):  # type: ignore[arg-type]
                 options_key += (name, repr(each), type(each))
             else:
                 options_key.append(name)
@@ -229,7 +218,7 @@ class Fusion:
             slopes = tuple(each for name, each in arrays.items() if name.startswith("arriving "))
             sums = {name: arrays[place] for name, place in added.items()} if added else add_to
             mine = {**own, "axis": axis, "out": arrays["out"]}
-            return self._checked_backward(slopes, arrays["x"], views, mine, sums)
+            return fusion_gradients.checked(self, slopes, arrays["x"], views, mine, sums)
 
         options = step_calls.option_keys(own.get("eps"), own.get("dtype"), kinds, (*added,), *numbers)
         plan, axis = own.get("plan"), own.get("axis", -1)
@@ -242,53 +231,6 @@ class Fusion:
         operands = [f"operand {at}" for at in range(len(self.load_operands) + len(self.store_operands))]
         found = dict.fromkeys(("x", "out", *arriving, *operands), "x")
         return found | {f"d {name}": name for name in operands}
-
-    def _checked_backward(
-        self, dy: Any, x: Any, values: Sequence[Any], own: Mapping[str, Any], add_to: Any
-    ) -> FusionGradientCall:
-        """Check a call of backward, and allocate its results. values: of all operands. own: its other arguments."""
-        load = fusion_gradients.differentiable("load", self.load)
-        store = fusion_gradients.differentiable("store", self.store)
-        eps = own.get("eps")
-        exact = eps_of(self.eps if eps is None else eps) if self.op.has_eps else 0.0
-        columns = {name: own[name] for name in self.op.columns if own.get(name) is not None}
-        call, arriving = fusion_gradients.check_arriving(
-            x,
-            dy,
-            self.results,
-            out=own.get("out"),
-            dtype=own.get("dtype"),
-            axis=own.get("axis", -1),
-            plan=own.get("plan"),
-            columns=columns,
-        )
-        names = (*self.load_operands, *self.store_operands)
-        found = [_operand(name, value, call) for name, value in zip(names, values, strict=True)]
-        if own.get("out") is not None:
-            fusion_gradients.check_dx(call.out, found)
-        targets, column_targets = fusion_gradients.targets_of(call, found, columns, add_to, arriving)
-        at = len(self.load_operands)
-        made = FusionGradientCall(
-            op=self.op,
-            load=load,
-            store=store,
-            on_device=call.on_device,
-            device=call.device,
-            x=call.x,
-            axes=call.axes,
-            columns=call.columns,
-            eps=exact,
-            load_operands=tuple(found[:at]),
-            store_operands=tuple(found[at:]),
-            arriving=arriving[:-1] if self.keep_loaded else arriving,
-            arriving_loaded=arriving[-1] if self.keep_loaded else None,
-            dx=call.out,
-            targets=targets,
-            column_targets=column_targets,
-            plan=own.get("plan"),
-        )
-        _check_numbers(found, made.compute)
-        return dataclasses.replace(made, eps=eps_within(made.compute, exact))
 
     def _run(self, given: Given, signature: Signature | None) -> Any:
         """Run a call with all checks; keep it. It returns the first result, and then the others that it allocates.
@@ -407,16 +349,16 @@ class Fusion:
         outs = self._split(out)
         first = check(x, axis=axis, out=outs[0], dtype=dtype, plan=plan, columns=columns)
         names = (*self.load_operands, *self.store_operands)
-        operands = [_operand(name, value, first) for name, value in zip(names, given, strict=True)]
+        operands = [checked_operand(name, value, first) for name, value in zip(names, given, strict=True)]
         written = [first.out]
         for index, each in enumerate(outs[1:], 1):
             is_loaded = self.keep_loaded and index == len(outs) - 1
             asked = None if is_loaded else dtype
             written.append(check(x, axis=axis, out=each, dtype=asked, plan=plan, columns=columns).out)
         given_outs = [each for each, wanted in zip(written, outs, strict=True) if wanted is not None]
-        _check_memory(given_outs, operands)
+        check_memory(given_outs, operands)
         compute = compute_dtype(first.x.dtype, *(each.dtype for each in written))
-        _check_numbers(operands, compute)
+        check_numbers(operands, compute)
         wide = next((each for each in written if each.dtype == compute), first.out)
         shaped = first._replace(out=wide)
         stats = {name: shaped.empty_statistic() for name in self.op.stats} if return_stats else {}
@@ -548,60 +490,3 @@ def _function(what: Any, role: str) -> tuple[Function | None, tuple[str, ...]]:
         return what, tuple(f"{role}{index}" for index in range(1, what.inputs))
     expression, names = trace(what, role)
     return expression, names[1:]
-
-
-def _operand(name: str, value: Any, call: Call) -> Operand:
-    """Check one operand, and say along which axes it varies."""
-    if isinstance(value, NUMBERS):
-        try:
-            return Operand(name, "value", None, float(value))
-        except OverflowError:
-            raise ValueError(f"{name} is beyond what float64 holds: give a number below 1e308") from None
-    try:
-        check_kind(name, value)
-    except TypeError as error:
-        raise TypeError(f"{error}; or a Python number") from None
-    on_device = check_kinds(call.x, {name: value})
-    check_input(name, value, on_device=on_device, any_integer=True)
-    shape = call.x.shape
-    try:
-        view(value).broadcast_to(shape)
-    except ValueError:
-        raise ValueError(
-            f"{name} has shape {value.shape}, x has {shape}: it must have that shape or broadcast to it"
-        ) from None
-    if on_device:
-        check_places(call.x, {name: value})
-    at = len(shape) - call.axes
-    own = (1,) * (len(shape) - value.ndim) + value.shape
-    between, within = any(extent != 1 for extent in own[:at]), any(extent != 1 for extent in own[at:])
-    if value.shape == shape:
-        kind = "full"  # also where x has one row: the operand then has x's shape
-    else:
-        kind = {(True, True): "full", (False, True): "column", (True, False): "row"}.get(
-            (between, within), "scalar"
-        )
-    return Operand(name, kind, value)
-
-
-def _check_numbers(operands: Sequence[Operand], compute: Dtype) -> None:
-    """ValueError for a number that the type of arithmetic does not hold."""
-    for each in operands:
-        if each.array is None:
-            within(compute, **{each.name: each.value})
-
-
-def _check_memory(outs: Sequence[Any], operands: Sequence[Operand]) -> None:
-    """Refuse outputs that share memory, unless one is the very view that an operand is."""
-    written = [view(each) for each in outs if each.size]
-    for index, each in enumerate(written):
-        if sharing(each, {str(at): other for at, other in enumerate(written[:index])}) is not None:
-            raise ValueError("two outputs share memory")
-        for given in operands:
-            if given.array is None or not given.array.size:
-                continue
-            if sharing(each, {given.name: view(given.array)}, {given.name}) is not None:
-                raise ValueError(
-                    f"an output and {given.name} share memory: give {given.name} itself if it has x's shape and dtype, "
-                    "or other memory"
-                )

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from cupynorm._dtypes import compute_dtype
-from cupynorm._options import shown
+from cupynorm._options import eps_of, eps_within, shown
 from cupynorm.call.arguments import (
     Call,
     _check_out,
@@ -30,9 +30,10 @@ from cupynorm.host.gradients import NormGradient, SoftmaxGradient, Sum
 from cupynorm.invoke import fusion_gradient_calls, step_calls
 from cupynorm.invoke.fusion_calls import Operand, _part
 from cupynorm.invoke.fusion_gradient_calls import FusionGradientCall, Target
+from cupynorm.lower.around import Function
 from cupynorm.lower.differentiate import gradient
-from cupynorm.lower.fused import Function
-from cupynorm.lower.tracing import DeviceFunction, Expression
+from cupynorm.lower.expressions import DeviceFunction, Expression
+from cupynorm.ops.fusion_operands import check_numbers, checked_operand
 from cupynorm.plan.config import Plan
 
 Array = np.ndarray[Any, Any]
@@ -142,6 +143,54 @@ def check_dx(dx: Any, operands: Sequence[Operand]) -> None:
         shared = sharing(view(dx), others)
         if shared is not None:
             raise ValueError(f"out and {shared} share memory")
+
+
+def checked(
+    fusion: Any, dy: Any, x: Any, values: Sequence[Any], own: Mapping[str, Any], add_to: Any
+) -> FusionGradientCall:
+    """Check a call of backward, and allocate its results. values: of all operands. own: its other arguments."""
+    load = differentiable("load", fusion.load)
+    store = differentiable("store", fusion.store)
+    eps = own.get("eps")
+    exact = eps_of(fusion.eps if eps is None else eps) if fusion.op.has_eps else 0.0
+    columns = {name: own[name] for name in fusion.op.columns if own.get(name) is not None}
+    call, arriving = check_arriving(
+        x,
+        dy,
+        fusion.results,
+        out=own.get("out"),
+        dtype=own.get("dtype"),
+        axis=own.get("axis", -1),
+        plan=own.get("plan"),
+        columns=columns,
+    )
+    names = (*fusion.load_operands, *fusion.store_operands)
+    found = [checked_operand(name, value, call) for name, value in zip(names, values, strict=True)]
+    if own.get("out") is not None:
+        check_dx(call.out, found)
+    targets, column_targets = targets_of(call, found, columns, add_to, arriving)
+    at = len(fusion.load_operands)
+    made = FusionGradientCall(
+        op=fusion.op,
+        load=load,
+        store=store,
+        on_device=call.on_device,
+        device=call.device,
+        x=call.x,
+        axes=call.axes,
+        columns=call.columns,
+        eps=exact,
+        load_operands=tuple(found[:at]),
+        store_operands=tuple(found[at:]),
+        arriving=arriving[:-1] if fusion.keep_loaded else arriving,
+        arriving_loaded=arriving[-1] if fusion.keep_loaded else None,
+        dx=call.out,
+        targets=targets,
+        column_targets=column_targets,
+        plan=own.get("plan"),
+    )
+    check_numbers(found, made.compute)
+    return dataclasses.replace(made, eps=eps_within(made.compute, exact))
 
 
 def run(

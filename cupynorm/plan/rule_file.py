@@ -15,6 +15,7 @@ from cupynorm.plan.rule_types import (
     FixedRule,
     RegisterRule,
     SharedRule,
+    TiledRule,
 )
 
 if TYPE_CHECKING:
@@ -43,6 +44,7 @@ _RULES: dict[str, Any] = {
     "cached": CachedRule,
     "cluster": ClusterRule,
     "cluster shared": SharedRule,
+    "cluster tiled": TiledRule,
 }
 # Keys of a row that are no fields of its rule: the table that it is in, where it comes from, and, if no search says so,
 # why `cupynorm tune --ship` has to leave it as it is (keep). share, share_without: shares of the copy rate that were
@@ -120,13 +122,19 @@ class Table(dict[Any, list[Any]]):
         """Return the rules of a key. Raises KeyError if there are none, TypeError for names that no rule has."""
         found = super().__getitem__(key)
         if isinstance(found[0], dict):
-            found = self[key] = [_rule(row) for row in found]
+            found = self[key] = [_rule(each) for row in found for each in _each_of(row)]
         return found
 
     def get(self, key: Any, default: Any = ()) -> Any:
         """Return the rules of a key, or the default."""
         found = super().get(key)
         return default if found is None else self[key]
+
+
+def _each_of(row: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
+    """Return a row for each number of vectors of a thread that a row is for."""
+    vectors = row.get("vectors")
+    return [{**row, "vectors": each} for each in vectors] if isinstance(vectors, list) else (row,)
 
 
 def _rule(row: Mapping[str, Any]) -> Rule:

@@ -3,8 +3,12 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from cupynorm._values import NamedTuple
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
 
 
 class RegisterRule(NamedTuple):
@@ -29,10 +33,12 @@ class RegisterRule(NamedTuple):
 class FixedRule(NamedTuple):
     """How rows of more than `above` and up to `row_bytes` are held by threads of exactly `vectors` vectors each.
 
-    warps: by any number of warps, not only by a power of two of threads. many: only where a multiprocessor has many
-    rows to go through (true), or few (false). min_rows: only where a multiprocessor has so many. Both choose a launch
-    only: a rule that takes the other rows has the same vectors, so that each row is summed in the same order. spills:
-    its kernel was timed with the registers that it spills, and is faster so than with fewer blocks. The rest as in
+    A file may list several numbers of vectors, and has a rule for each then. warps: by any number of warps, not only by
+    a power of two of threads. many: only where a multiprocessor has many rows to go through (true), or few (false).
+    min_rows: only where a multiprocessor has so many. Both choose a launch only: a rule that takes the other rows has
+    the same vectors, so that each row is summed in the same order. spills: its kernel was timed with the registers that
+    it spills, and is faster so than with fewer blocks. registers_beside: that a thread has beside those of its values;
+    resident_threads are no more than have so many then. 0: as many as resident_threads says. The rest as in
     RegisterRule.
     """
 
@@ -48,6 +54,7 @@ class FixedRule(NamedTuple):
     warps: bool = False
     min_rows: int = 0
     spills: bool = False
+    registers_beside: int = 0
 
     @property
     def by_rows(self) -> bool:
@@ -102,7 +109,26 @@ class SharedRule(NamedTuple):
     aligned: bool = True
 
 
-Rule = RegisterRule | FixedRule | CachedRule | ClusterRule | SharedRule
+class TiledRule(NamedTuple):
+    """How rows of up to `row_bytes` lie in registers of a cluster: of all tilings in the one of the most worth.
+
+    least_vectors, vectors: of a thread, at least and at most. worths: of clusters of 2, 4, 8 and 16 blocks beside one
+    another. busy_bytes: of rows in work on a multiprocessor; more keep memory no busier. busy_threads, busy_blocks:
+    likewise. variants/cluster.py says how a tiling's worth follows. unaligned: as in ClusterRule.
+    """
+
+    id: str
+    row_bytes: float
+    least_vectors: int
+    vectors: int
+    worths: Sequence[float]
+    busy_bytes: int
+    busy_threads: int
+    busy_blocks: int
+    unaligned: bool | None = False
+
+
+Rule = RegisterRule | FixedRule | CachedRule | ClusterRule | SharedRule | TiledRule
 
 
 class Crossover(NamedTuple):

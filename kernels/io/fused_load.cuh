@@ -1,5 +1,5 @@
 // The Load that computes: from x and from operands. Its host mirror: in cupynorm/lower/mirrors.py. What it computes is
-// a struct that lower/tracing.py writes, `Function`.
+// a struct that lower/expressions.py writes, `Function`.
 #pragma once
 #include <io/masks.cuh>
 

@@ -1,5 +1,5 @@
 // The Stores that compute: from the op's result and from operands. Their host mirrors: in cupynorm/lower/mirrors.py.
-// What they compute is a struct that lower/tracing.py writes, `Function`.
+// What they compute is a struct that lower/expressions.py writes, `Function`.
 #pragma once
 #include <io/operands.cuh>
 

@@ -12,7 +12,7 @@ from cupynorm import add_layer_norm, add_rms_norm, fuse, layer_norm, rms_norm, s
 from cupynorm import functions as f
 from cupynorm._dtypes import DTYPES
 from cupynorm.catalog import op_table
-from cupynorm.lower.tracing import DeviceFunction
+from cupynorm.lower.expressions import DeviceFunction
 from cupynorm.plan.config import VARIANTS
 from cupynorm.tools.testing import assert_close
 from tests.gpu.agree import DTYPES as NAMES

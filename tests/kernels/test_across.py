@@ -14,7 +14,8 @@ from cupynorm._dtypes import compute_dtype, dtype_of
 from cupynorm.call.arguments import view
 from cupynorm.call.view import View
 from cupynorm.invoke import bound_calls, row_ops
-from cupynorm.lower.fused import Around, fused_spec
+from cupynorm.lower.around import Around
+from cupynorm.lower.fused import fused_spec
 from cupynorm.lower.row import RowOp
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.ops.softmax import SOFTMAX

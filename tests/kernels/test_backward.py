@@ -17,10 +17,12 @@ from cupynorm.call.masks import Mask
 from cupynorm.invoke import row_ops
 from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.lower import backward
-from cupynorm.lower.fused import Around, Counted, Label, Labelled, Operand, fused_spec
+from cupynorm.lower.around import Around, Counted, Label, Labelled, Operand
+from cupynorm.lower.expressions import Expression
+from cupynorm.lower.fused import fused_spec
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.spec import KernelSpec
-from cupynorm.lower.tracing import Expression, traced
+from cupynorm.lower.tracing import traced
 from cupynorm.plan.choose import choose
 from cupynorm.plan.config import CONVERTED, PLAIN, VARIANTS, Plan, room_bytes
 from cupynorm.plan.limits import RECORDED

@@ -13,7 +13,6 @@ from cupynorm.call.view import View
 from cupynorm.invoke import one_kernel
 from cupynorm.lower import sums
 from cupynorm.lower.gradients import activation_sums
-from cupynorm.lower.mirrors import ACCESS_BYTES
 from cupynorm.lower.sums import (
     LINE_BYTES,
     Further,
@@ -25,6 +24,7 @@ from cupynorm.lower.sums import (
     tiles_of,
 )
 from cupynorm.lower.tracing import traced
+from cupynorm.lower.vectors import ACCESS_BYTES
 from cupynorm.runtime import devices, nvrtc
 from cupynorm.tools import bench
 from cupynorm.tools.results import Point

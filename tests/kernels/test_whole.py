@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 
 from cupynorm.call.view import View
-from cupynorm.lower.fused import Around, fused_spec
+from cupynorm.lower.around import Around
+from cupynorm.lower.fused import fused_spec
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM

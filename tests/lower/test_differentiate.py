@@ -11,8 +11,9 @@ import pytest
 
 from cupynorm import functions as f
 from cupynorm.lower.differentiate import FLAT, LIMITED, RULES, gradient
+from cupynorm.lower.expressions import Expression
 from cupynorm.lower.operations import OPERATIONS
-from cupynorm.lower.tracing import Expression, TraceError, apply, trace
+from cupynorm.lower.tracing import TraceError, apply, trace
 from tests import structs
 from tests.lower.test_tracing import grow, needs_compiler
 

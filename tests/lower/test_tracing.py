@@ -14,17 +14,9 @@ import numpy as np
 import pytest
 
 from cupynorm import functions as f
+from cupynorm.lower.expressions import DeviceFunction, Expression, Step, cpp_constant
 from cupynorm.lower.operations import OPERATIONS, UFUNCS
-from cupynorm.lower.tracing import (
-    LARGEST_POWER,
-    MOST_STEPS,
-    DeviceFunction,
-    Expression,
-    Step,
-    TraceError,
-    cpp_constant,
-    trace,
-)
+from cupynorm.lower.tracing import LARGEST_POWER, MOST_STEPS, TraceError, trace
 from cupynorm.runtime import compiler, nvrtc
 from tests import structs
 from tests.build_gate import spills

@@ -18,7 +18,8 @@ from cupynorm.catalog import op_table
 from cupynorm.catalog.op_table import Op
 from cupynorm.host import reference
 from cupynorm.invoke import bound_calls, fusion_calls
-from cupynorm.lower.tracing import DeviceFunction, TraceError
+from cupynorm.lower.expressions import DeviceFunction
+from cupynorm.lower.tracing import TraceError
 from cupynorm.tools.testing import assert_close
 from tests.simulator import simulated
 

@@ -60,11 +60,12 @@ def rows_of(file: Path) -> list[dict[str, Any]]:
 
 
 def of_one_kind(file: Path) -> list[dict[str, Any]]:
-    """The rules, with one for each kind of those that are for several."""
+    """The rules, with one for each kind, and each number of vectors, of those that are for several."""
     return [
-        {**row, "parameters": parameters, "bytes": size}
+        {**row, "parameters": parameters, "bytes": size, **({} if vectors is None else {"vectors": vectors})}
         for row in rows_of(file)
         for parameters, size in kinds_of(row)
+        for vectors in (row["vectors"] if isinstance(row.get("vectors"), list) else [row.get("vectors")])
     ]
 
 
@@ -72,7 +73,7 @@ each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 each_rule = pytest.mark.parametrize(
     ("file", "row"),
     [
-        pytest.param(file, row, id=f"{row['id']} {row['parameters']} {row['bytes']}")
+        pytest.param(file, row, id=f"{row['id']} {row['parameters']} {row['bytes']} {row.get('vectors', '')}")
         for file in FILES
         for row in of_one_kind(file)
     ],
@@ -154,6 +155,8 @@ def test_a_rule_is_in_the_range_of_what_a_kernel_can_do(file: Path, row: Mapping
     assert row.get("stages", 0) in {0, 1, 2}
     assert 0 <= row.get("parameter_cache", 0) <= 4
     assert row["parameters"] or not row.get("parameter_cache") or size == 8
+    assert len(row.get("worths", [])) in {0, 4}
+    assert row.get("registers_beside", 0) in range(128)
     assert row.get("rows", 1) in {1, 2, 4}
     block = row.get("block", WARP)
     assert block % WARP == 0
@@ -289,7 +292,8 @@ def decided_by(file: Path, row: Mapping[str, Any]) -> Iterator[Plan]:
     for limits, problem, variant in problems(row, own):
         with contextlib.suppress(DoesNotFitError):
             plan = choose(problem, limits, occupancy, variant)
-            if row["id"] == plan.rule:
+            exact = row["rule"] != "fixed" or plan.vectors == row["vectors"]  # of several that it may list
+            if row["id"] == plan.rule and exact:
                 yield plan
 
 

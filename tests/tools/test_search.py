@@ -73,13 +73,15 @@ def test_points_of_bfloat16_come_last() -> None:
 
 
 def test_contenders_are_the_rules_neighbours_and_what_is_chosen_without_rules() -> None:
-    found = rule_plans.contenders(CONTENT, bench.lowered(POINT).problem, H200)
+    point = Point("rms_norm", "float32", 4096, 8192)
+    found = rule_plans.contenders(CONTENT, bench.lowered(point).problem, H200)
 
     first, *others = found.values()
-    assert first == "rule cluster-p2-b24-to-137520"
-    assert "cluster-p2-b2-to-122880 for longer rows" in others
-    assert "with the numbers of cluster-p1-b4-to-270336" in others
-    assert any(each.startswith("without cluster-p2-b24-to-137520") for each in others)
+    assert first == "rule cached-p1-b24-to-32768"
+    assert "cached-p01-b4-to-16384 for longer rows" in others
+    assert "with the numbers of cached-p2-b24-to-32768" in others
+    assert any(each.startswith("without cached-p1-b24-to-32768") for each in others)
+    assert "without crossover cached, parameters 1, bytes 4" in others
     plan = next(iter(found))
     assert (plan.grid, plan.why) == (0, "")
 

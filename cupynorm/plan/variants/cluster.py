@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import itertools
 import math
+from typing import TYPE_CHECKING
 
 from cupynorm._values import replace
 from cupynorm.plan.base import Question, blocks_at_once, grid_unit, with_grid
@@ -22,16 +24,20 @@ from cupynorm.plan.partition import (
     blocks_of,
     by_whole_blocks,
     in_registers,
+    line_vectors,
     power_of_two_from,
     shared_bytes,
     threads_with_vectors,
     words,
 )
 from cupynorm.plan.registers import registers
-from cupynorm.plan.rule_types import ClusterRule, SharedRule
+from cupynorm.plan.rule_types import ClusterRule, SharedRule, TiledRule
 from cupynorm.plan.variants import staged
 from cupynorm.plan.variants.fused_cluster import prefetched, with_smaller_vectors
 from cupynorm.plan.variants.registers import can_cache, loaded_with, may_persist
+
+if TYPE_CHECKING:
+    from cupynorm.plan.problem import Problem
 
 ONE_SHOT = "the fewest blocks of a cluster whose registers hold the row and what is loaded with it"
 SMALL_BATCH = "fewer rows than multiprocessors: a cluster of many blocks for each row"
@@ -53,6 +59,8 @@ def by_rule(question: Question, least: int = 1) -> Plan | None:
             continue
         if isinstance(rule, SharedRule):
             plan = in_shared_memory(question, rule, least)
+        elif isinstance(rule, TiledRule):
+            plan = _tiled(question, rule)
         else:
             plan = _by_register_rule(question, rule, least)
         if plan is not None:
@@ -91,7 +99,12 @@ def _by_register_rule(question: Question, rule: ClusterRule, least: int) -> Plan
         return None
     if not question.can_stage if rule.stages else problem.wide_parameters:
         return None
-    plan = in_cluster_registers(question, rule)
+    return _launched(question, in_cluster_registers(question, rule), rule)
+
+
+def _launched(question: Question, plan: Plan | None, rule: ClusterRule | TiledRule) -> Plan | None:
+    """Return a plan of rows in registers with its launch; None where too few blocks would have rows."""
+    problem = question.problem
     plan = plan and with_grid(question, plan, blocks_of(problem, plan), rule)
     if plan is None or not plan.persistent:
         return plan
@@ -100,6 +113,45 @@ def _by_register_rule(question: Question, rule: ClusterRule, least: int) -> Plan
     most = blocks_at_once(question.limits, plan)
     unit = grid_unit(problem, plan)
     return plan if most // unit * unit > question.rules.clusters.least_waves * most else None
+
+
+def _tiled(question: Question, rule: TiledRule) -> Plan | None:
+    """Return the plan of the tiling of the most worth, of those that can be launched."""
+    if rule.unaligned not in {None, question.problem.unaligned > 0} or not question.can_stage:
+        return None
+    tried = (_launched(question, plan, rule) for plan in tilings(question, rule))
+    return next(filter(None, tried), None)
+
+
+def tilings(question: Question, rule: TiledRule) -> list[Plan]:
+    """Return a plan for each number of blocks of a cluster and of a thread's vectors; the best first.
+
+    A second row is on its way only where a multiprocessor has one block, whose next row would else be waited for.
+    """
+    powers = range(1, len(rule.worths) + 1)
+    ctas = [1 << power for power in powers if 1 << power <= question.max_ctas]
+    every = itertools.product(ctas, range(rule.least_vectors, rule.vectors + 1), (1, 2))
+    exact = (ClusterRule(rule.id, rule.row_bytes, *each, unaligned=None, fewer=0) for each in every)
+    found = filter(None, (in_cluster_registers(question, each) for each in exact))
+    held = (plan for plan in found if plan.vectors >= rule.least_vectors)
+    tried = [plan for plan in held if plan.stages == 1 or plan.min_blocks == 1]
+    return sorted(tried, key=lambda plan: _worth(question.problem, plan, rule), reverse=True)
+
+
+def _worth(problem: Problem, plan: Plan, rule: TiledRule) -> float:
+    """Return how good a tiling is: by the bytes of rows in work on a multiprocessor, and by its threads and blocks.
+
+    A second row on its way counts half. So do places of threads that are empty: others have the issue slots then
+    (docs/notes/081).
+    """
+    ctas = plan.ctas_per_row
+    rows = plan.min_blocks / ctas * (1 + plan.stages) / 2
+    memory = min(rows * problem.row_bytes, rule.busy_bytes)
+    each = line_vectors(problem, ctas)[1] if problem.unaligned else math.ceil(problem.vectors / ctas)
+    filled = math.sqrt(each / (plan.block * plan.vectors))
+    threads = min(plan.min_blocks * plan.block, rule.busy_threads)
+    blocks = math.sqrt(min(plan.min_blocks, rule.busy_blocks))
+    return rule.worths[ctas.bit_length() - 2] * memory * filled * threads * blocks
 
 
 def in_cluster_registers(question: Question, rule: ClusterRule) -> Plan | None:
@@ -116,6 +168,8 @@ def in_cluster_registers(question: Question, rule: ClusterRule) -> Plan | None:
         if vectors < least and best is not None:
             break
         block = max(2, math.ceil(share / vectors / WARP)) * WARP
+        if block > question.rules.clusters.max_block:
+            continue
         plan = by_whole_blocks(problem, rule.ctas, block, rule.stages, cache)
         resident = _resident(question, plan) if not rule.stages or may_persist(problem, plan) else 0
         if resident and plan.vectors <= rule.vectors and plan.vectors * block < fewest:
@@ -138,7 +192,7 @@ def _resident(question: Question, plan: Plan) -> int:
         needed += model.cluster_small_more * (values <= model.cluster_small and not few)
     if not measured or problem.doubles:
         needed += model.cluster + model.step * problem.doubles
-    if plan.block > question.rules.clusters.max_block or plan.shared_bytes > limits.shared_bytes_per_block:
+    if plan.shared_bytes > limits.shared_bytes_per_block:
         return 0
     return active_blocks(limits, plan.block, needed, plan.shared_bytes + STATIC_SHARED_BYTES)
 

@@ -272,13 +272,23 @@ def _plan(question: Question, variant: str, group: int, rule: RegisterRule | Fix
     needed += (rows - 1) * (elements * problem.fields // 2 if problem.fused else elements + 1)
     needed += rules.registers.converted * rows * (plan.parameter_cache == CONVERTED)
     known = compiled or problem.sums_of_bytes or (fixed and question.measured and problem.same_types)
+    resident = _resident_threads(question, rule, elements)
     if known:
-        needed = min(needed, limits.registers_per_sm // rule.resident_threads)
+        needed = min(needed, limits.registers_per_sm // resident)
     if needed * plan.block > limits.registers_per_sm:
         return None
-    threads = min(rule.resident_threads, limits.threads_per_sm, limits.registers_per_sm // needed)
+    threads = min(resident, limits.threads_per_sm, limits.registers_per_sm // needed)
     plan = replace(plan, min_blocks=max(1, threads // plan.block))
     return with_grid(question, plan, blocks_of(problem, plan), rule)
+
+
+def _resident_threads(question: Question, rule: RegisterRule | FixedRule, elements: int) -> int:
+    """Return how many threads of so many elements a rule puts on a multiprocessor."""
+    beside = rule.registers_beside if isinstance(rule, FixedRule) else 0
+    if not beside:
+        return rule.resident_threads
+    needed = words(question.problem, elements, cached=False) + beside
+    return min(rule.resident_threads, question.limits.registers_per_sm // needed)
 
 
 def _with_parameter_cache(
