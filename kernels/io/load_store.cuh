@@ -68,6 +68,16 @@ struct NoColumns {
   void make_opaque() {}
 };
 
+// The scale of a row, of a Store that has one.
+template <class Store, bool = Store::kScales>
+struct ScaleOf {
+  using Type = NoColumns;
+};
+template <class Store>
+struct ScaleOf<Store, true> {
+  using Type = typename Store::Scale;
+};
+
 template <typename T, int kAxes>
 struct DirectStore {
   using Type = T;

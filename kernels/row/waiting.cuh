@@ -46,14 +46,4 @@ struct WaitingRow {
   Bits* bits() const { return reinterpret_cast<Bits*>(shared_memory + places * kBytes); }
 };
 
-// The scale of a row, of a Store that has one.
-template <class Store, bool = Store::kScales>
-struct ScaleOf {
-  using Type = NoColumns;
-};
-template <class Store>
-struct ScaleOf<Store, true> {
-  using Type = typename Store::Scale;
-};
-
 }  // namespace cupynorm

@@ -36,16 +36,6 @@ struct OpOfHalves<Op, true, decltype(void(sizeof(typename Op::OfHalves)))> {
   static Type of(const Op&) { return {}; }
 };
 
-// Of a row's results, where they have one.
-template <class Store, bool = Store::kScales>
-struct ScaleOf {
-  using Type = NoColumns;
-};
-template <class Store>
-struct ScaleOf<Store, true> {
-  using Type = typename Store::Scale;
-};
-
 template <class Load>
 inline constexpr bool kAreHalves = false;
 template <>

@@ -15,6 +15,7 @@ from cupynorm._values import replace
 from cupynorm.plan.base import LocalBytes, Question, all_at_once, with_grid, without_spills
 from cupynorm.plan.config import (
     ACCESS_BYTES,
+    CUT,
     EVENLY,
     HALF_BYTES,
     IN_REGISTERS,
@@ -222,7 +223,7 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
     shape = shape and problem.vector % plan.vector == 0
     clusters = (plan.ctas_per_row > 1) == (plan.variant == "cluster") and plan.ctas_per_row <= MAX_CTAS
     either = plan.variant in {"cluster", "split"}
-    waits = either or (plan.waits == NOWHERE) == (plan.variant == "uncached")
+    waits = plan.waits != CUT and (either or (plan.waits == NOWHERE) == (plan.variant == "uncached"))
     return alone and shape and waits and (problem.room if plan.variant == "split" else clusters)
 
 
