@@ -23,7 +23,8 @@ from cupynorm.lower.backward import (
 from cupynorm.lower.expressions import Expression
 from cupynorm.lower.fused import fused_spec
 from cupynorm.lower.fusion_gradients import Fused, composed
-from cupynorm.lower.sums import Result, Sums, broadcast_sums, nowhere, row_groups, sums_of_groups
+from cupynorm.lower.row_groups import row_groups
+from cupynorm.lower.sums import Result, Sums, broadcast_sums, nowhere, sums_of_groups
 
 if TYPE_CHECKING:
     from collections.abc import Callable, Iterable, Mapping, Sequence

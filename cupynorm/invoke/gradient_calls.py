@@ -32,14 +32,13 @@ from cupynorm.lower.gradients import (
     statistics_spec,
 )
 from cupynorm.lower.layouts import stretched
+from cupynorm.lower.row_groups import row_groups, row_groups_apart
 from cupynorm.lower.sums import (
     IDENTITY,
     Result,
     Sums,
     broadcast_sums,
     nowhere,
-    row_groups,
-    row_groups_apart,
     sums_of_groups,
 )
 

@@ -37,8 +37,8 @@ from cupynorm.lower.mirrors import (
     value,
 )
 from cupynorm.lower.row import ROW_KERNEL, SUMMED_APART_KERNEL, SUMMED_KERNEL, RowOp, types_of
+from cupynorm.lower.row_groups import INTERLEAVED
 from cupynorm.lower.spec import KernelSpec
-from cupynorm.lower.sums import INTERLEAVED
 from cupynorm.lower.vectors import (
     Vectors,
     across_width,

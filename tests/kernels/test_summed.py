@@ -17,10 +17,10 @@ from cupynorm.call import asking
 from cupynorm.call.arguments import view
 from cupynorm.call.view import View
 from cupynorm.invoke import bound_calls, one_kernel, row_ops
-from cupynorm.lower import sums
+from cupynorm.lower import row_groups
 from cupynorm.lower.backward import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
 from cupynorm.lower.gradients import Added, Normed, ParameterSums, norm_gradient
-from cupynorm.lower.sums import Result, row_groups, sums_of_groups
+from cupynorm.lower.sums import Result, sums_of_groups
 from cupynorm.plan.choose import choose
 from cupynorm.plan.config import CUT, IN_REGISTERS, DoesNotFitError, Plan
 from cupynorm.plan.limits import RECORDED
@@ -54,7 +54,7 @@ def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
     """Cut few rows into several groups of several rows."""
     few = {"max_groups": 16, "min_rows_of_group": 1, "min_elements_of_group": 1}
-    monkeypatch.setattr(sums, "NUMBERS", sums.NUMBERS._replace(**few))
+    monkeypatch.setattr(row_groups, "NUMBERS", row_groups.NUMBERS._replace(**few))
 
 
 class Found(NamedTuple):
@@ -121,7 +121,7 @@ def run(
         return View(each.pointer, (rows, cols), (*each.strides, 0), each.dtype)
 
     dx = cupy.empty(given.x.base.shape if given.x.base is not None else (rows, cols), kind)[:, -cols:]
-    groups, rows_of_group = row_groups(rows, cols)
+    groups, rows_of_group = row_groups.row_groups(rows, cols)
     names = wanted.split()
     partial = {name: cupy.empty((groups, cols), compute) for name in names}
     for each in partial.values():
@@ -273,11 +273,11 @@ def test_the_bits_do_not_depend_on_how_many_blocks_a_device_holds() -> None:
     for (rows, cols), sms in itertools.product([(900, 64), (300, 257)], (1, 3, 132)):
         with pytest.MonkeyPatch.context() as patch:
             few = {"max_groups": 40, "min_elements_of_group": 1}
-            patch.setattr(sums, "NUMBERS", sums.NUMBERS._replace(**few))
+            patch.setattr(row_groups, "NUMBERS", row_groups.NUMBERS._replace(**few))
             patch.setitem(RECORDED, "few", dataclasses.replace(RECORDED["h200"], sm_count=sms))
             simulator.install(patch, "few")
             found = run(Given.of(rows, cols, "float32"), None)
-            assert found.plan.grid < row_groups(rows, cols).groups or sms > 3
+            assert found.plan.grid < row_groups.row_groups(rows, cols).groups or sms > 3
             bits.add(tuple(each.tobytes() for each in found[:4]))
     assert len(bits) == 2  # of two shapes
 
@@ -314,11 +314,11 @@ def test_tilings_that_were_measured_as_the_best_are_taken() -> None:
 @pytest.mark.parametrize("rows", [1, 5, 528, 4096, 49152, 1_000_000, 1 << 33])
 @pytest.mark.parametrize("cols", [1, 3, 128, 1023, 65536, 1 << 24])
 def test_groups_cover_all_rows(rows: int, cols: int) -> None:
-    groups, each = row_groups(rows, cols)
-    assert groups % sums.INTERLEAVED == 0
-    assert groups * each >= rows > (groups - sums.INTERLEAVED) * each
-    assert groups <= sums.NUMBERS.max_groups
-    assert each * cols >= min(rows * cols, sums.NUMBERS.min_elements_of_group / 2)
+    groups, each = row_groups.row_groups(rows, cols)
+    assert groups % row_groups.INTERLEAVED == 0
+    assert groups * each >= rows > (groups - row_groups.INTERLEAVED) * each
+    assert groups <= row_groups.NUMBERS.max_groups
+    assert each * cols >= min(rows * cols, row_groups.NUMBERS.min_elements_of_group / 2)
 
 
 @pytest.mark.parametrize(("cols", "vector"), [(1001, 1), (2049, 4)])
@@ -397,7 +397,7 @@ def imagined(rows: int, cols: int, kind: Any, compute: Any, *, rms: bool) -> Any
     def per_row(pointer: int) -> View:
         return View(pointer << 40, (rows, cols), (compute.itemsize, 0), compute)
 
-    groups, rows_of_group = row_groups(rows, cols)
+    groups, rows_of_group = row_groups.row_groups(rows, cols)
     partial = [along(8 + at, compute, groups) for at in range(3)]
     gamma = View(3 << 40, (rows, cols), (0, kind.itemsize), kind)
     what = Normed(along(1), along(2), gamma, None, None if rms else per_row(4), per_row(5))

@@ -13,10 +13,11 @@ import cupynorm
 from cupynorm._dtypes import compute_dtype, dtype_of
 from cupynorm.call.view import View
 from cupynorm.invoke import row_ops
-from cupynorm.lower import sums
+from cupynorm.lower import row_groups
 from cupynorm.lower.backward import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
 from cupynorm.lower.gradients import Added, Normed, ParameterSums, norm_gradient
-from cupynorm.lower.sums import nowhere, row_groups_apart
+from cupynorm.lower.row_groups import row_groups_apart
+from cupynorm.lower.sums import nowhere
 from cupynorm.plan.config import EVENLY, Plan
 from cupynorm.plan.rules import rules_of
 from cupynorm.runtime import nvrtc
@@ -42,8 +43,8 @@ DIGITS = {"float16": 2e-3, "bfloat16": 1.6e-2, "float32": 2e-5, "float64": 1e-12
 def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(simulator.settings, "schedules", ("forward", "reverse"))
     # few rows in several groups of several tiles
-    few = sums.NUMBERS._replace(apart_groups=[(8192, 3)], min_rows_apart=1)
-    monkeypatch.setattr(sums, "NUMBERS", few)
+    few = row_groups.NUMBERS._replace(apart_groups=[(8192, 3)], min_rows_apart=1)
+    monkeypatch.setattr(row_groups, "NUMBERS", few)
     return simulated
 
 

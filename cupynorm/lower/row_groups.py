@@ -1,0 +1,33 @@
+"""Into which groups rows are cut whose sums are taken in the pass over rows (row/summed.cuh, row/summed_apart.cuh)."""
+
+from __future__ import annotations
+
+from cupynorm._values import NamedTuple
+from cupynorm.plan.lowering import numbers
+
+NUMBERS = numbers().sums
+INTERLEAVED = 8  # groups (kInterleaved)
+
+
+class RowGroups(NamedTuple):
+    """How rows are cut into groups where their sums are taken in the pass over rows; no device has a say in it."""
+
+    groups: int
+    rows_of_group: int
+
+
+def row_groups(rows: int, cols: int) -> RowGroups:
+    """Return the groups of rows: those that were measured as the best where there are rows enough."""
+    least = max(NUMBERS.min_rows_of_group, NUMBERS.min_elements_of_group // cols)
+    of_cols = next((groups for up_to, groups in NUMBERS.groups if cols <= up_to), NUMBERS.wide_groups)
+    wanted = max(1, min(NUMBERS.max_groups, of_cols) // INTERLEAVED) * INTERLEAVED
+    each = max(least, -(-rows // wanted))
+    return RowGroups(-(-rows // (each * INTERLEAVED)) * INTERLEAVED, each)
+
+
+def row_groups_apart(rows: int, cols: int) -> RowGroups:
+    """Return the same of rows whose elements lie apart: groups are cut at the tiles of a plan (summed_apart.cuh)."""
+    wanted = next(
+        (groups for up_to, groups in NUMBERS.apart_groups if cols <= up_to), NUMBERS.apart_groups[-1][1]
+    )
+    return RowGroups(max(1, min(wanted, rows // NUMBERS.min_rows_apart)), 0)
