@@ -273,7 +273,9 @@ def _in_steps(x: View, what: Around, axes: int) -> bool:
     if what.mask is not None:
         where = what.mask.views().get("where")
         arrays += [] if where is None or is_per_row(where, axes) else [where]
-    loaded = not any(isinstance(each, (Dropout, Label)) for each in what.load_operands)
+    # a dropout is drawn for steps where no sum over rows is taken, too (row/drawn.cuh)
+    lacking = Label if what.sums is None else (Dropout, Label)
+    loaded = not any(isinstance(each, lacking) for each in what.load_operands)
     stored = all(_is_of_row(each, axes) for each in what.store_operands)
     if what.sums is not None:  # the kernel has steps of what the results are computed from, too
         arrays += [each for each in what.store_operands if isinstance(each, View)]

@@ -70,11 +70,12 @@ struct DropoutMask : LoadsNoColumns {
 };
 
 // The same where elements lie anywhere: rows and cols give the number of an element, in the order that the random words
-// have, and vectors have one element.
+// have, and vectors have one element. Steps of columns, which are neighbours in that order, are asked of `kept`, which
+// row/drawn.cuh draws.
 template <class Rows, class Cols>
 struct DropoutAnywhere : LoadsNoColumns {
   static constexpr int kBytes = 2;
-  static constexpr bool kPerRow = false;
+  static constexpr bool kPerRow = false, kInSteps = kEvenlyApart<Cols>, kDrawn = true;
   Dropped dropped;
   Rows rows;
   Cols cols;
@@ -83,6 +84,8 @@ struct DropoutAnywhere : LoadsNoColumns {
     Dropped dropped;
     int64 first;  // number of the row's first element
     Cols cols;
+    unsigned long long kept;  // a bit for each step
+    void begin_at(int col) { first += cols.offset(col); }
     template <int N, typename Compute, typename Index>
     void unpack(NoColumns, Compute* x, Index col) const {
       static_assert(N == 1, "elements lie apart");
@@ -94,8 +97,12 @@ struct DropoutAnywhere : LoadsNoColumns {
       const unsigned own = at == 0 ? random.x : at == 1 ? random.y : at == 2 ? random.z : random.w;
       x[0] = Compute(dropped.threshold >> 32 == 0 && own >= unsigned(dropped.threshold));
     }
+    template <int N, typename Compute, int kApart>
+    void unpack(NoColumns, Compute* x, Step<kApart> step) const {
+      x[0] = kept >> step.number & 1 ? Compute(1) : Compute(0);
+    }
   };
-  RowPointer at(int64 row) const { return {{}, dropped, rows.offset(row), cols}; }
+  RowPointer at(int64 row) const { return {{}, dropped, rows.offset(row), cols, 0}; }
 };
 
 }  // namespace cupynorm

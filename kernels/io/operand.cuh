@@ -32,6 +32,12 @@ inline constexpr bool kLoadsInSteps = false;
 template <class Operand>
 inline constexpr bool kLoadsInSteps<Operand, decltype(void(Operand::kInSteps))> = Operand::kInSteps;
 
+// Whether what steps of columns are given is drawn by all threads of a tile together (row/drawn.cuh).
+template <class Operand, class = void>
+inline constexpr bool kIsDrawn = false;
+template <class Operand>
+inline constexpr bool kIsDrawn<Operand, decltype(void(Operand::kDrawn))> = Operand::kDrawn;
+
 // Begins to copy what can be copied of an operand or a mask.
 template <class Operand, int N, int kPlaces, typename Index>
 inline void prefetch_if_any(const typename Operand::RowPointer& pointer, unsigned char* shared, int place, Index col) {

@@ -7,7 +7,7 @@ namespace cupynorm {
 // Several operands; values of operand k are row k of x.
 template <class... Operands_>
 struct Operands {
-  static constexpr int kCount = 0, kBytes = 2;
+  static constexpr int kCount = 0, kBytes = 2, kDrawn = 0;
   static constexpr bool kPerRow = true, kInSteps = true;
   template <int N>
   using Packed = NoColumns;
@@ -24,6 +24,8 @@ struct Operands {
     static void make_opaque() {}
     static bool begins_at(const void*) { return false; }
     static void begin_at(int) {}
+    template <class Draw>
+    static void draw(Draw) {}
     template <typename Index>
     static void prefetch_across(Index) {}
     template <int N, typename Index>
@@ -47,7 +49,8 @@ template <class First, class... Rest>
 struct Operands<First, Rest...> {
   using Others = Operands<Rest...>;
   static constexpr int kCount = 1 + Others::kCount,
-      kBytes = First::kBytes > Others::kBytes ? First::kBytes : Others::kBytes;
+      kBytes = First::kBytes > Others::kBytes ? First::kBytes : Others::kBytes,
+      kDrawn = kIsDrawn<First> + Others::kDrawn;  // dropouts
   static constexpr bool kPerRow = First::kPerRow && Others::kPerRow,
       kInSteps = kLoadsInSteps<First> && Others::kInSteps;
   First first;
@@ -80,6 +83,12 @@ struct Operands<First, Rest...> {
     void make_opaque() { first.make_opaque(), rest.make_opaque(); }
     bool begins_at(const void* place) const { return first.begins_at(place) || rest.begins_at(place); }
     void begin_at(int col) { first.begin_at(col), rest.begin_at(col); }
+    // Calls draw(pointer) with that of each dropout.
+    template <class Draw>
+    void draw(Draw draw) {
+      if constexpr (kIsDrawn<First>) draw(first);
+      rest.draw(draw);
+    }
     template <typename Index>
     void prefetch_across(Index col) const {
       first.prefetch_across(col), rest.prefetch_across(col);

@@ -2,6 +2,7 @@
 // computed from lies at even distances. Nothing is asked of most elements then.
 #pragma once
 #include <io/affine.cuh>
+#include <row/drawn.cuh>
 #include <row/kept.cuh>
 #include <row/running.cuh>
 
@@ -208,6 +209,7 @@ struct WholeRows {
       for (int v = 0; v < kVector; ++v) pivot[v] = a.load.at(here ? row + v : 0).own_number();
     }
     if constexpr (kConverted) convert_parameters();
+    if constexpr (kDraws<Load>) draw_across<Shape>(sources, lane, down, held);
     if constexpr (Load::kDrops) {
       kept = find_kept<Load, Shape>(sources, [this](int j) { return has(j); }, held - down);
       if constexpr (kOfIntervals) keeps_all = !any_lane(!kept.has_all());

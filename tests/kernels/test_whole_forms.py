@@ -252,6 +252,29 @@ def test_sums_and_other_operands(case: tuple[str, str, str]) -> None:
     )
 
 
+# those of which one thread, or two, have all columns of a row, too; and columns of all places in a block of words
+DROPPING = {
+    **TILINGS,
+    "a thread for each row": (21, (2, 21, 32, 32, 1)),
+    "two threads": (43, (1, 22, 16, 32, 1)),
+    "whole blocks of words": (64, (2, 16, 8, 32, 1)),
+    "a word more": (65, (2, 17, 8, 32, 1)),
+    "clusters and a word more": (257, (2, 16, 8, 64, 3)),
+}
+
+
+@pytest.mark.parametrize(
+    "case", in_pairs(DROPPING, TYPES, ("add_layer_norm", "softmax_backward")), ids=" ".join
+)
+def test_dropouts(case: tuple[str, str, str]) -> None:
+    name, dtype, call = case
+    cols, numbers = DROPPING[name]
+    arrays = tuple(drawn(cols, numbers, dtype, seed) for seed in (0, 1))
+    # offsets past 32 bits, which wrap around 64
+    options = {"dropout": 0.3, "seed": 1 << 63 | 5, "offset": (1 << 64) - 2 - cols}
+    compare(getattr(cupynorm, call), arrays, dtype, numbers, **options)
+
+
 def test_operands_of_other_orders_and_shapes() -> None:
     cols, numbers = TILINGS["four rows"]
     x, other = (drawn(cols, numbers, "float32", seed) for seed in (0, 1))
