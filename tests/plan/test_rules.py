@@ -69,14 +69,15 @@ def of_one_kind(file: Path) -> list[dict[str, Any]]:
     ]
 
 
+def name_of(row: Mapping[str, Any]) -> str:
+    """The name of a rule of one kind and number of vectors, which is no other's."""
+    return f"{row['id']} {row['parameters']} {row['bytes']} {row.get('vectors', '')}"
+
+
 each_file = pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
 each_rule = pytest.mark.parametrize(
     ("file", "row"),
-    [
-        pytest.param(file, row, id=f"{row['id']} {row['parameters']} {row['bytes']} {row.get('vectors', '')}")
-        for file in FILES
-        for row in of_one_kind(file)
-    ],
+    [pytest.param(file, row, id=name_of(row)) for file in FILES for row in of_one_kind(file)],
 )
 
 # ---- what a file may say
@@ -359,7 +360,7 @@ def test_what_a_rule_decides_compiles_without_a_spill(file: Path) -> None:
     if not nvrtc.majors() or arch not in nvrtc.supported_archs(nvrtc.majors()[0]):
         pytest.skip(f"no NVRTC for sm_{arch} is installed")
     rows = of_one_kind(file)[:: 1 if SLOW else SAMPLE]
-    instances = {f"{row['id']} {row['parameters']} {row['bytes']}": instance_of(file, row) for row in rows}
+    instances = {name_of(row): instance_of(file, row) for row in rows}
     whole = {name: each for name, each in instances.items() if each is not None}
     timed_with_spills = {name for name, row in zip(instances, rows, strict=True) if row.get("spills")}
 
