@@ -40,6 +40,14 @@ def close(found: Any, wanted: Any, dtype: str) -> None:
     np.testing.assert_allclose(found.get().astype(np.float64), wanted, rtol=ULPS[dtype], atol=4 * ULPS[dtype])
 
 
+def tile_of(x: Any) -> Any:
+    """Return the plan of a LayerNorm with both parameters."""
+    ones = cupy.asarray(np.ones(x.shape[1], x.dtype))
+    with row_ops.observed() as plans:
+        cupynorm.layer_norm(cupy.asarray(x), ones, ones)
+    return plans[-1]
+
+
 @pytest.mark.parametrize(
     ("rows", "cols", "dtype"),
     [
@@ -90,6 +98,21 @@ def test_any_number_of_lanes(group: int) -> None:
     assert (plans[-1].kernel, plans[-1].group) == ("row_tiled", group)
     powers = np.exp(x.astype(np.float64))
     close(found, powers / powers.sum(-1, keepdims=True), "float16")
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "dtype"), [(37, 33, "float16"), (1, 5, "float16"), (23, 77, "float32")]
+)
+def test_what_lies_behind_the_last_result_stays(rows: int, cols: int, dtype: str) -> None:
+    x = drawn(rows, cols, dtype=dtype)
+    room = cupy.asarray(np.full(x.size + 16, 7, dtype))
+
+    with row_ops.observed() as plans:
+        cupynorm.layer_norm(cupy.asarray(x), out=room[: x.size].reshape(x.shape), plan=tile_of(x))
+
+    assert plans[-1].kernel == "row_tiled"
+    np.testing.assert_array_equal(room.get()[x.size :], 7)
+    close(room[: x.size].reshape(x.shape), layer_norm(x, 1, 0), dtype)
 
 
 @pytest.mark.parametrize("where", ["a gap", "an odd address", "results with a gap"])
