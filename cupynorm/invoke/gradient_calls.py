@@ -16,7 +16,7 @@ from cupynorm.lower.backward import (
     RMS_NORM_BACKWARD,
     SOFTMAX_BACKWARD,
 )
-from cupynorm.lower.expressions import Expression
+from cupynorm.lower.expressions import IDENTITY, Expression
 from cupynorm.lower.fused import lies_apart
 from cupynorm.lower.gradients import (
     Added,
@@ -34,7 +34,6 @@ from cupynorm.lower.gradients import (
 from cupynorm.lower.layouts import stretched
 from cupynorm.lower.row_groups import row_groups, row_groups_apart
 from cupynorm.lower.sums import (
-    IDENTITY,
     Result,
     Sums,
     broadcast_sums,

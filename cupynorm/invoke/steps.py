@@ -12,7 +12,8 @@ from cupynorm.call.view import View
 from cupynorm.invoke import bound_calls, row_ops, several_kernels
 from cupynorm.invoke.bound_calls import Arrays
 from cupynorm.invoke.row_ops import NeedsClustersError
-from cupynorm.lower.sums import IDENTITY, Result, Sums, broadcast_sums, partial_shape, sum_specs
+from cupynorm.lower.expressions import IDENTITY
+from cupynorm.lower.sums import Result, Sums, broadcast_sums, partial_shape, sum_specs
 from cupynorm.plan.choose import choose
 from cupynorm.plan.config import DoesNotFitError, room_bytes
 from cupynorm.plan.limits import RECORDED

@@ -67,7 +67,6 @@ class RowSums(NamedTuple):
 
 
 Operand = View | float | Dropout | Label
-IDENTITY = Expression(1, (), (0,))
 
 
 class Around(NamedTuple):

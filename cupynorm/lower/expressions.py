@@ -105,6 +105,9 @@ class Expression:
         return constant not in {"", "nan"}
 
 
+IDENTITY = Expression(1, (), (0,))
+
+
 def struct_of(name: str, inputs: int, outputs: int, lines: Sequence[str], facts: Sequence[str] = ()) -> str:
     """Write the struct around the lines of its apply, and of facts about it."""
     check_name(name)

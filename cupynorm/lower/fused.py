@@ -14,8 +14,8 @@ from cupynorm.call.masks import Mask
 from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
 from cupynorm.host.reference import LARGEST
-from cupynorm.lower.around import IDENTITY, Around, Function, Label, Operand, RowSums
-from cupynorm.lower.expressions import Expression
+from cupynorm.lower.around import Around, Function, Label, Operand, RowSums
+from cupynorm.lower.expressions import IDENTITY, Expression
 from cupynorm.lower.masks import mask_struct
 from cupynorm.lower.mirrors import (
     Struct,

@@ -34,7 +34,7 @@ from cupynorm.lower.layouts import (
 from cupynorm.lower.row import RowOp
 from cupynorm.lower.sums import NUMBERS, Further, Result, Sums
 from cupynorm.lower.tracing import apply, traced
-from cupynorm.lower.vectors import ACCESS_BYTES
+from cupynorm.plan.config import ACCESS_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence

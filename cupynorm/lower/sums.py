@@ -11,7 +11,7 @@ from cupynorm._dtypes import Dtype, cpp, cpp_of_element
 from cupynorm._values import NamedTuple
 from cupynorm.call.view import View
 from cupynorm.host.philox import Dropout
-from cupynorm.lower.expressions import Expression
+from cupynorm.lower.expressions import IDENTITY, Expression
 from cupynorm.lower.layouts import Moved, elements_of_access
 from cupynorm.lower.mirrors import (
     EMPTY,
@@ -26,8 +26,8 @@ from cupynorm.lower.mirrors import (
     value,
 )
 from cupynorm.lower.spec import KernelSpec
-from cupynorm.lower.vectors import ACCESS_BYTES, Vectors, is_per_row
-from cupynorm.plan.config import LINE_BYTES
+from cupynorm.lower.vectors import Vectors, is_per_row
+from cupynorm.plan.config import ACCESS_BYTES, LINE_BYTES
 from cupynorm.plan.lowering import numbers
 from cupynorm.runtime import compiler
 
@@ -302,9 +302,6 @@ def partial_shape(what: Sums, compute: Dtype) -> tuple[int, int] | None:
     """Return the shape of each result's partial sums, in the type of arithmetic; None if one launch does it all."""
     groups = first_tiles(what, compute).groups
     return None if groups == 1 or not any(what.results) else (groups, what.cols)
-
-
-IDENTITY = Expression(1, (), (0,))
 
 
 def nowhere(groups: int, cols: int, compute: Dtype) -> View:

@@ -8,11 +8,11 @@ from typing import TYPE_CHECKING
 from cupynorm._dtypes import Dtype
 from cupynorm._values import NamedTuple
 from cupynorm.call.view import View
+from cupynorm.plan.config import ACCESS_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-ACCESS_BYTES = 16  # the widest access
 LEAST_COPIED_BYTES = 4  # of an asynchronous copy (cp.async)
 WORDS = 4  # of a block of Philox
 
@@ -102,7 +102,7 @@ def begins_whole(y: View, vector: int) -> bool:
 
 def aligned_elements(pointer: int, dtype: Dtype) -> int:
     """Return how many elements, a power of two, one access of at most 16 bytes at this pointer may move."""
-    return max(1, math.gcd(pointer, 16) // dtype.itemsize)
+    return max(1, math.gcd(pointer, ACCESS_BYTES) // dtype.itemsize)
 
 
 def vector_width(x: View, y: View, axes: int, *others: View) -> int:
@@ -159,7 +159,7 @@ def row_alignment(x: View, y: View, axes: int) -> RowAlignment:
 
 
 def adjoining(x: View, y: View, axes: int) -> bool:
-    """Say whether rows lie next to one another without a gap, in x and y alike, from addresses of whole accesses on."""
+    """Say whether rows lie next to one another without a gap, in both x and y, and both begin at a whole access."""
     cols = math.prod(x.split(axes)[1].shape)
 
     def without_gaps(each: View) -> bool:

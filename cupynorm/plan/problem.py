@@ -79,7 +79,7 @@ class Problem:
     row_numbers
         Numbers of the compute type, at most, in the state of a part of a row (State and pivot) or of a row (Row).
     adjoining
-        Rows lie next to one another without a gap, in x and y alike, from addresses of whole accesses on.
+        Rows lie next to one another without a gap, in both x and y, and both begin at a multiple of 16 bytes.
     """
 
     rows: int

@@ -77,8 +77,8 @@
 //                       The same of a FusedStore whose function gives kMore numbers behind the results, for take.
 //   epilogue_operands<N>(col)   kHasEpilogueOperands: loads them.
 //   store_scaled<N, kWhole>(z, scale, col)   kScales: scales, rounds and writes what finish() gave. Of rows that lie
-//                       apart store_scaled_across<kRows>(rows, z, scales, col) of the Store does it for some
-//                       neighbouring ones.
+//                       apart finish_across<kRows>(y, columns, z) and store_scaled_across<kRows>(rows, z, scales, col)
+//                       of the Store do it for some neighbouring ones.
 //   head<N>()           How many elements lie before the first that is aligned to N elements.
 //   address()           Where y[0] lies, of the first of several results; of NoStore, which stores nothing, x[0]
 //                       (kHasRoom: the messages of blocks lie in its room, not there).

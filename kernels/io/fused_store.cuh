@@ -275,7 +275,17 @@ struct ScaledStore : ColumnsOf<ScaledStore<Compute, To, Gamma, Beta>, Gamma, Bet
       }
     }
   };
-  // One element of each of some neighbouring rows.
+  // finish() of one element of each of some neighbouring rows, and how it is stored.
+  template <int kRows, class Columns>
+  static void finish_across(const Compute (&y)[kRows], const Columns& columns, Compute (&z)[kRows]) {
+#pragma unroll
+    for (int r = 0; r < kRows; ++r) {
+      const Compute from[1] = {y[r]};
+      Compute to[1];
+      finish<1>(from, columns, to);
+      z[r] = to[0];
+    }
+  }
   template <int kRows, class Row, typename Index>
   static void store_scaled_across(const Row (&rows)[kRows], const Compute (&z)[kRows], const Scale (&scales)[kRows],
       Index col) {

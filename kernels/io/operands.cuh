@@ -108,8 +108,8 @@ struct Operands<First, Rest...> {
       return {prefetched_or_loaded<First, N, kPlaces>(first, shared, place, col),
           prefetched_or_loaded<Others, N, kPlaces>(rest, behind, place, col)};
     }
-    // Where a thread keeps what is the same for every row: loads that (begin, end: as for load_part); begins to copy
-    // the rest; converts both.
+    // Where a thread keeps what is the same for every row: keep() loads that (begin, end: as for load_part),
+    // prefetch_row() begins to copy the rest, and unpack_row() converts both.
     template <int N, class As>
     Kept<N, As> keep(int64 col, int begin, int end) const {
       Kept<N, As> kept = {{}, rest.template keep<N, As>(col, begin, end)};

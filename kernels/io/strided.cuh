@@ -109,12 +109,8 @@ inline const T* place_in_row(const T* row, const Strided32<1, kRepeats>& cols, S
 // The same of columns that lie next to one another.
 struct Adjacent {
   template <typename Index>
-  static Index offset(Index col) {
-    return col;
-  }
-  template <int kApart>
-  static int offset(Step<kApart> step) {
-    return kApart * step.number;
+  static auto offset(Index col) {
+    return column_of(col);
   }
 };
 template <class Cols>

@@ -204,8 +204,6 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     }
   };
 
-  // Calls body(column, round) for each round of rows that wait nowhere; or from the last one back, which may still be
-  // in the L2 cache.
   if constexpr (Load::kInterval && !kHolds && kStoresNothing<Store>) {  // what lies outside is passed over
     Index from = cols, to = 0;
 #pragma unroll
@@ -216,6 +214,8 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     if (!kWholeRounds && first < from) first += (from - first + (kDown - 1)) / kDown * kDown;
     end = end < to ? end : to;
   }
+  // Calls body(column, round) for each round of rows that wait nowhere; or from the last one back, which may still be
+  // in the L2 cache.
   const Index rounds = kWholeRounds && begin < end ? (end - begin) / kRound : 0;  // whole ones
   auto each_round = [&](auto&& body) {
     Index at = first;
@@ -431,14 +431,7 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     auto finish = [&](int j, Index col, Compute (&z)[kVector]) {
       Compute y[kVector];
       results(j, y);
-      const auto columns = a.store.template columns<1>(col);
-#pragma unroll
-      for (int v = 0; v < kVector; ++v) {
-        const Compute from[1] = {y[v]};
-        Compute to[1];
-        Store::template finish<1>(from, columns, to);
-        z[v] = to[0];
-      }
+      Store::template finish_across<kVector>(y, a.store.template columns<1>(col), z);
     };
     each_part_back([&](int from, Index at, auto round) {
       bring(from, at, round);

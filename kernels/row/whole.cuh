@@ -372,14 +372,7 @@ struct WholeRows {
   void scaled_results(int from, int j, Compute (&z)[kVector]) const {
     Compute y[kVector];
     results(from, j, y);
-    const auto own = columns(from + j);
-#pragma unroll
-    for (int v = 0; v < kVector; ++v) {
-      const Compute one[1] = {y[v]};
-      Compute finished[1];
-      Store::template finish<1>(one, own, finished);
-      z[v] = finished[0];
-    }
+    Store::template finish_across<kVector>(y, columns(from + j), z);
   }
   void find_scales() {
     typename Largest::State largest[kVector];

@@ -47,7 +47,6 @@ def tiled(question: Question) -> Plan | None:
         vectors=math.ceil(problem.cols / (vector * group)),
         group=group,
         block=block,
-        row_shared_bytes=ACCESS_BYTES,
         min_blocks=numbers.threads // block,
     )
     return finished(question, plan, question.named(f"crossover {CROSSOVER!r}"))
