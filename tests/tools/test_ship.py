@@ -370,6 +370,16 @@ def test_searches_of_a_point_are_compared_by_what_both_timed() -> None:
     assert together == pytest.approx({one: 0.9, two: 0.9 * 0.75, three: 0.9 * 0.5})
 
 
+def test_narrow_rows_that_come_together_are_evidence_for_those_with_gaps() -> None:
+    shipping = rule_plans.read(content_of("90"), "sm_90.json")
+    problem = bench.lowered(Point("softmax", "float16", 49152, 49)).problem
+    assert shipping.choose(problem, H200).plan.kernel == "row_tiled"
+
+    (found,) = evidence.gather(shipping, [recorded(shipping, lambda *_: 1.0, (49,))])
+
+    assert shipping.choose(found.problem, H200).rule in shipping.by_name
+
+
 def test_rules_of_two_kinds_with_the_same_numbers_become_one(content) -> None:
     twin = {**content.by_name[MIDDLE], "id": "twin", "parameters": 1}
     longer = {**content.by_name[LONG], "id": "longer twin", "parameters": 1, "block": 512}
