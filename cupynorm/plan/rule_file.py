@@ -15,7 +15,7 @@ from cupynorm.plan.rule_types import (
     FixedRule,
     RegisterRule,
     SharedRule,
-    TiledRule,
+    TilingRule,
 )
 
 if TYPE_CHECKING:
@@ -44,7 +44,7 @@ _RULES: dict[str, Any] = {
     "cached": CachedRule,
     "cluster": ClusterRule,
     "cluster shared": SharedRule,
-    "cluster tiled": TiledRule,
+    "cluster tiling": TilingRule,
 }
 # Keys of a row that are no fields of its rule: the table that it is in, where it comes from, and, if no search says so,
 # why `cupynorm tune --ship` has to leave it as it is (keep). share, share_without: shares of the copy rate that were

@@ -109,7 +109,7 @@ class SharedRule(NamedTuple):
     aligned: bool = True
 
 
-class TiledRule(NamedTuple):
+class TilingRule(NamedTuple):
     """How rows of up to `row_bytes` lie in registers of a cluster: of all tilings in the one of the most worth.
 
     least_vectors, vectors: of a thread, at least and at most. worths: of clusters of 2, 4, 8 and 16 blocks beside one
@@ -128,7 +128,7 @@ class TiledRule(NamedTuple):
     unaligned: bool | None = False
 
 
-Rule = RegisterRule | FixedRule | CachedRule | ClusterRule | SharedRule | TiledRule
+Rule = RegisterRule | FixedRule | CachedRule | ClusterRule | SharedRule | TilingRule
 
 
 class Crossover(NamedTuple):

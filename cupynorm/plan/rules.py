@@ -34,7 +34,7 @@ if TYPE_CHECKING:
         RegisterRule,
         Rule,
         SharedRule,
-        TiledRule,
+        TilingRule,
     )
     from cupynorm.plan.sections.many_blocks import Clusters, FusedClusters, SmallBatch, Split
     from cupynorm.plan.sections.one_block import LateExponential, Rounds, Staged, Streamed, Tile, Tiled
@@ -64,7 +64,7 @@ class Rules(NamedTuple):
     register_rules: Mapping[tuple[str, Kind], Sequence[RegisterRule]]
     fixed_rules: Mapping[tuple[str, Kind], Sequence[FixedRule]]
     cached_rules: Mapping[Kind, Sequence[CachedRule]]
-    cluster_rules: Mapping[Kind, Sequence[ClusterRule | SharedRule | TiledRule]]
+    cluster_rules: Mapping[Kind, Sequence[ClusterRule | SharedRule | TilingRule]]
 
     def crossover(
         self, what: str, kind: Kind | int | None, access_bytes: int | None = None

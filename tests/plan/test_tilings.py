@@ -15,13 +15,13 @@ from cupynorm.plan.config import Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.problem import Problem
 from cupynorm.plan.rule_file import content_of
-from cupynorm.plan.rule_types import TiledRule
+from cupynorm.plan.rule_types import TilingRule
 from cupynorm.plan.rules import parse, rules_of
 from cupynorm.plan.variants import cluster
 from cupynorm.tools.rule_plans import guessed_occupancy
 
 H200 = RECORDED["h200"]
-EVERY = TiledRule("tried", math.inf, 1, 8, (1.0, 1.0, 1.0, 1.0), 1 << 40, 1 << 20, 1)
+EVERY = TilingRule("tried", math.inf, 1, 8, (1.0, 1.0, 1.0, 1.0), 1 << 40, 1 << 20, 1)
 ALIGNED = Problem(1024, 65536, 4, 4, 4, (4, 4))
 UNALIGNED = Problem(1024, 65537, 1, 4, 4, (4, 4), widest_vector=4, unaligned=1, alignment_period=4)
 
@@ -85,7 +85,7 @@ def test_a_long_row_of_a_norm_takes_the_best_tiling_where_there_are_clusters(pro
     rule = next(
         each
         for each in rules_of("90").cluster_rules[problem.kind]
-        if isinstance(each, TiledRule) and each.unaligned == (problem.unaligned > 0)
+        if isinstance(each, TilingRule) and each.unaligned == (problem.unaligned > 0)
     )
     best, *_ = cluster.tilings(question(problem), rule)
     assert plan.rule == rule.id

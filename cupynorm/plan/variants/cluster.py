@@ -31,7 +31,7 @@ from cupynorm.plan.partition import (
     words,
 )
 from cupynorm.plan.registers import registers
-from cupynorm.plan.rule_types import ClusterRule, SharedRule, TiledRule
+from cupynorm.plan.rule_types import ClusterRule, SharedRule, TilingRule
 from cupynorm.plan.variants import staged
 from cupynorm.plan.variants.fused_cluster import prefetched, with_smaller_vectors
 from cupynorm.plan.variants.registers import can_cache, loaded_with, may_persist
@@ -59,8 +59,8 @@ def by_rule(question: Question, least: int = 1) -> Plan | None:
             continue
         if isinstance(rule, SharedRule):
             plan = in_shared_memory(question, rule, least)
-        elif isinstance(rule, TiledRule):
-            plan = _tiled(question, rule)
+        elif isinstance(rule, TilingRule):
+            plan = _by_tiling_rule(question, rule)
         else:
             plan = _by_register_rule(question, rule, least)
         if plan is not None:
@@ -102,7 +102,7 @@ def _by_register_rule(question: Question, rule: ClusterRule, least: int) -> Plan
     return _launched(question, in_cluster_registers(question, rule), rule)
 
 
-def _launched(question: Question, plan: Plan | None, rule: ClusterRule | TiledRule) -> Plan | None:
+def _launched(question: Question, plan: Plan | None, rule: ClusterRule | TilingRule) -> Plan | None:
     """Return a plan of rows in registers with its launch; None where too few blocks would have rows."""
     problem = question.problem
     plan = plan and with_grid(question, plan, blocks_of(problem, plan), rule)
@@ -115,7 +115,7 @@ def _launched(question: Question, plan: Plan | None, rule: ClusterRule | TiledRu
     return plan if most // unit * unit > question.rules.clusters.least_waves * most else None
 
 
-def _tiled(question: Question, rule: TiledRule) -> Plan | None:
+def _by_tiling_rule(question: Question, rule: TilingRule) -> Plan | None:
     """Return the plan of the tiling of the most worth, of those that can be launched."""
     if rule.unaligned not in {None, question.problem.unaligned > 0} or not question.can_stage:
         return None
@@ -123,7 +123,7 @@ def _tiled(question: Question, rule: TiledRule) -> Plan | None:
     return next(filter(None, tried), None)
 
 
-def tilings(question: Question, rule: TiledRule) -> list[Plan]:
+def tilings(question: Question, rule: TilingRule) -> list[Plan]:
     """Return a plan for each number of blocks of a cluster and of a thread's vectors; the best first.
 
     A second row is on its way only where a multiprocessor has one block, whose next row would else be waited for.
@@ -138,7 +138,7 @@ def tilings(question: Question, rule: TiledRule) -> list[Plan]:
     return sorted(tried, key=lambda plan: _worth(question.problem, plan, rule), reverse=True)
 
 
-def _worth(problem: Problem, plan: Plan, rule: TiledRule) -> float:
+def _worth(problem: Problem, plan: Plan, rule: TilingRule) -> float:
     """Return how good a tiling is: by the bytes of rows in work on a multiprocessor, and by its threads and blocks.
 
     A second row on its way counts half. So do places of threads that are empty: others have the issue slots then
