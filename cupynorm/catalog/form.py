@@ -13,7 +13,7 @@ from cupynorm._dtypes import compute_dtype, dtype_name, dtype_of
 from cupynorm.catalog import bounds, op_table
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Collection
 
     from cupynorm.lower.row import RowOp
 
@@ -74,6 +74,7 @@ class Form:
     in float64. torch: the same in PyTorch, given its module and tensors; None where it has none. target: the share of
     the copy rate that is wanted on an H200, one or by columns; with `beside`, the share of that form's rate instead.
     unread: returns how many elements of x need not be read, from the shape of x. axis: of a row, in its results.
+    optional: arrays that the call may go without.
     """
 
     name: str
@@ -90,6 +91,19 @@ class Form:
     axis: int = -1
     terms: Callable[[Arrays], tuple[bounds.Terms, ...]] | None = None
     natural: Callable[[Arrays], Arrays] | None = None
+    optional: tuple[str, ...] = ()
+
+    def without(self, names: Collection[str]) -> Form:
+        """Return the same without some of its optional arrays, of which `reference` and `torch` know nothing."""
+        for name in names:
+            if name not in self.optional:
+                others = ", ".join(self.optional) or "none of its arrays"
+                raise ValueError(f"{self.name} cannot go without {name!r}: it may leave out {others}")
+
+        def given(rows: int, cols: int, dtype: Any) -> dict[str, Given]:
+            return {name: each for name, each in self.given(rows, cols, dtype).items() if name not in names}
+
+        return dataclasses.replace(self, given=given) if names else self
 
     @property
     def alone(self) -> bool:

@@ -224,7 +224,7 @@ def _added(op: op_table.Op, how: str) -> Form:
             a["x"],
             a["residual"],
             *(a[name] for name in op.parameters),
-            bias=a["bias"],
+            bias=a.get("bias"),
             return_sum=how == "sum",
             **drop,
             **options,
@@ -234,6 +234,7 @@ def _added(op: op_table.Op, how: str) -> Form:
         None if drop else 0.98,
         shapes=EVEN + LONG,
         random=bool(drop),
+        optional=("bias",),
     )
 
 

@@ -143,12 +143,16 @@ def selftest(ctx: click.Context, *, gpu: bool | None, quick: bool, as_json: bool
 @click.option(
     "--device", type=Name("device", _recorded), help="Use recorded limits instead of the current device's."
 )
+@click.option(
+    "--without", multiple=True, help="Leave out an array that OP may go without: the bias of a sum."
+)
 @json_option
-def explain(*, op: str, as_json: bool, **options: Any) -> None:
+def explain(*, op: str, as_json: bool, without: tuple[str, ...], **options: Any) -> None:
     """Show what a call would launch.
 
     That is: the plan, the kernel, its registers, its occupancy, and the bytes that it moves. Nothing is launched. OP is
     a plain op, or one of the forms that `cupynorm bench` times: softmax/causal, add_layer_norm/sum, layer_norm/int8.
+    Numbers of the problem that most calls have are left out; --json tells all.
 
     Example: cupynorm explain layer_norm --shape 49152,1024 --dtype float16 --device h200
     """
@@ -158,8 +162,10 @@ def explain(*, op: str, as_json: bool, **options: Any) -> None:
     what, shape, dtype = form(op), options.pop("shape"), options.pop("dtype")
     with user_input():
         if what.alone:
+            what.without(without)  # raises ValueError
             explanation = explaining.explain(what.row, shape, dtype, **options)
         else:
+            what = what.without(without)
             explanation = explaining.explain_form(what, shape, dtype, **_form_options(what.name, **options))
     fields = explanation.as_dict()
     if as_json:
@@ -174,8 +180,10 @@ def explain(*, op: str, as_json: bool, **options: Any) -> None:
     for number, each in enumerate(further, 2):
         numbers = ", ".join(f"{name} {value}" for name, value in each["plan"].items())
         fields[f"kernel {number}"] = f"{each['kernel']} ({numbers}; {each['registers'] or '-'} registers)"
-    for name in ("problem", "plan"):
-        print_fields(name, fields.pop(name))
+    usual = explaining.usual_numbers(explanation)
+    problem = fields.pop("problem")
+    print_fields("problem", {name: value for name, value in problem.items() if usual.get(name, ...) != value})
+    print_fields("plan", fields.pop("plan"))
     print_fields(
         "launch", {name: "-" if value is None else value for name, value in fields.items() if value != ""}
     )

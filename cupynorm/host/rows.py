@@ -1,4 +1,4 @@
-"""Rows of a NumPy array, a block after another, in float32 or float64: what the fast road of NumPy arrays is made of.
+"""Rows of a NumPy array, a block after another, in float32 or float64: what the fast ops on NumPy arrays are made of.
 
 A block has as many bytes as one of reference.py, and stays in a core's cache from its load to its store, so only x and
 the result cross to memory. It is read where it lies, and computed where the result will be, if both have the type of

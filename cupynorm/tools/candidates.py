@@ -33,7 +33,7 @@ from cupynorm.plan.rules import rules_of
 from cupynorm.plan.variants import summed
 from cupynorm.plan.variants.cluster import in_cluster_registers, in_shared_memory
 from cupynorm.runtime import tuned_plans
-from cupynorm.tools.rule_plans import guessed_occupancy
+from cupynorm.tools.rule_plans import guessed_occupancy, one_by_one
 
 MOST_VECTORS = 8  # per thread, or as many as make the most elements that the rules allow
 BLOCKS = (64, 128, 256, 512, 1024)
@@ -51,8 +51,9 @@ SHARE_BYTES = (16 << 10, 112 << 10)  # of a row per block of a cluster: least an
 def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
     """Return plans that are worth measuring, the most promising first. All are valid, and none is certain to spill.
 
-    The planner's choice for each variant comes first, then the plans nearest to it: other groups, blocks, rows at a
-    time, numbers of resident threads, and cached parameters if the op has any.
+    The planner's choice comes first, then what it would choose if rows had gaps, and for each variant; then the plans
+    nearest to the first two: other groups, blocks, rows at a time, numbers of resident threads, and cached parameters
+    if the op has any.
     """
     occupancy = functools.partial(guessed_occupancy, problem, limits)
     found: dict[Plan, None] = {}
@@ -67,12 +68,14 @@ def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
                 room -= usable not in found
                 found[usable] = None
 
-    add((None, *VARIANTS), most)
+    by_rules = _by_rules(problem, limits)
+    add((None, *by_rules, *VARIANTS), most)
     worked = effective(problem)
     if problem.column_sums:
         add(_with_sums(worked, limits), most - len(found))
         return list(found)
-    nearest = sorted(_in_registers(worked, limits), key=_distance(worked, limits, next(iter(found))))
+    distances = [_distance(worked, limits, origin) for origin in (next(iter(found)), *by_rules)]
+    nearest = sorted(_in_registers(worked, limits), key=lambda plan: min(far(plan) for far in distances))
     wide = problem.row_bytes > SHARED_ROW_BYTES
     rest = [*_clusters(worked, limits), *_whole_block(worked, limits)] if wide else []
     if problem.row_bytes >= CACHED_ROW_BYTES:
@@ -81,6 +84,15 @@ def candidates(problem: Problem, limits: Limits, most: int) -> list[Plan]:
     add(rest, most - len(found))
     add(nearest, most - len(found))
     return list(found)[:most]
+
+
+def _by_rules(problem: Problem, limits: Limits) -> list[Plan]:
+    """Return what rules say of rows without gaps, for which the planner may choose a tile instead."""
+    if not problem.adjoining:
+        return []
+    asked = one_by_one(problem)
+    occupancy = functools.partial(guessed_occupancy, asked, limits)
+    return [tuned_plans.portable(choose(asked, limits, occupancy))]
 
 
 def _with_sums(problem: Problem, limits: Limits) -> Iterator[Plan]:

@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import dataclasses
 import statistics
 from collections.abc import Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from cupynorm.plan.config import Plan
 from cupynorm.plan.limits import Limits
 from cupynorm.plan.problem import Problem
-from cupynorm.tools import bench, search
+from cupynorm.tools import bench, rule_plans, search
 from cupynorm.tools.results import Point, Report
 from cupynorm.tools.rule_plans import Content
 from cupynorm.tools.search import Search
@@ -56,7 +55,7 @@ def gather(content: Content, searches: Sequence[Search], sweep: Report | None = 
     in_sweep = {each.point for each in sweep.points} if sweep else set(search.known_points())
     found = []
     for (point, limits), shares_of in recorded.items():
-        problem = _one_by_one(bench.lowered(point).problem)
+        problem = rule_plans.one_by_one(bench.lowered(point).problem)
         chosen = content.choose(problem, limits)
         known = together(list(shares_of.values()), chosen.plan if chosen else None)
         found.append(Evidence(point, problem, limits, known, list(shares_of)[-1], point in in_sweep))
@@ -64,21 +63,13 @@ def gather(content: Content, searches: Sequence[Search], sweep: Report | None = 
     limits = searches[0].limits
     for measured in sweep.points if sweep else ():
         point = measured.point
-        problem = _one_by_one(bench.lowered(point).problem)
+        problem = rule_plans.one_by_one(bench.lowered(point).problem)
         if point not in searched and isinstance(problem, Problem) and measured.share() > 0:
             chosen = content.choose(problem, limits)
             if chosen:
                 shares = {chosen.plan: measured.share()}
                 found.append(Evidence(point, problem, limits, shares, SWEEP, in_sweep=True))
     return found
-
-
-def _one_by_one(problem: Any) -> Any:
-    """Return what rules are asked at a point: the same rows, but with gaps, so that no crossover moves them together.
-
-    Rows without gaps that come and go together (plan/variants/tiled.py) ask no rule. Those with gaps still need theirs.
-    """
-    return dataclasses.replace(problem, adjoining=False) if isinstance(problem, Problem) else problem
 
 
 def together(every: Sequence[Mapping[Plan, float]], base: Plan | None) -> Mapping[Plan, float]:

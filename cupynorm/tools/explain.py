@@ -163,6 +163,13 @@ def explain_form(
     return dataclasses.replace(found, further=further)
 
 
+def usual_numbers(explanation: Explanation) -> dict[str, Any]:
+    """Return the numbers of a problem that most have, and that are not worth a line."""
+    if not isinstance(explanation.problem, Problem):
+        return {}
+    return {each.name: each.default for each in dataclasses.fields(Problem)}
+
+
 def _one_kernel(name: str, spec: KernelSpec, limits: Limits, moved: int) -> Explanation:
     """Explain a kernel that has no variants."""
     kernel = _kernel_of(spec, limits)

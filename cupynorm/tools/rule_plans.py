@@ -301,6 +301,15 @@ class Planner:
         return chosen, queries
 
 
+def one_by_one(problem: Any) -> Any:
+    """Return what rules are asked for a problem: the same rows with gaps, so that no crossover moves them together.
+
+    Narrow rows without gaps that come and go together (plan/variants/tiled.py) ask no rule. Those with gaps, and those
+    of fused calls, need theirs all the same; they are timed on rows without gaps. A problem that is none stays.
+    """
+    return replace(problem, adjoining=False) if isinstance(problem, Problem) else problem
+
+
 def contenders(content: Content, problem: Problem, limits: Limits) -> dict[Plan, str]:
     """Return the plans that any shorter list of rules may lead to, and how, the planner's own choice first.
 

@@ -213,7 +213,7 @@ def held_by_rules(
     held: dict[str, list[Point]] = {}
     kind = bench.lowered(Point(op, dtype, FEW_ROWS, 64)).problem.kind
     for point in _points_of(content, op, dtype, kind):
-        chosen = content.choose(bench.lowered(point).problem, limits)
+        chosen = content.choose(rule_plans.one_by_one(bench.lowered(point).problem), limits)
         if chosen is not None and chosen.rule:
             held.setdefault(chosen.rule, []).append(point)
     return held
@@ -413,7 +413,7 @@ class _Ahead:
 
     def _plan(self, point: Point) -> None:
         spec = bench.lowered(point)
-        plans = rule_plans.contenders(self._content, spec.problem, self._limits)
+        plans = rule_plans.contenders(self._content, rule_plans.one_by_one(spec.problem), self._limits)
         waiting = []
         for plan in plans if self._pool else ():
             job = (spec.text, spec.expression(plan))

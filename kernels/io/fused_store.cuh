@@ -150,27 +150,36 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
       }
     }
   };
-  // The results of one element of each of some neighbouring rows.
-  template <int kRows, class Row, typename Compute, class Columns, typename Index>
-  static void store_across(const Row (&rows)[kRows], const Compute (&y)[kRows], const Columns& columns,
-      const EpilogueOperands<1> (&epilogue_operands)[kRows], Index col) {
+  // The results of one element of each of some neighbouring rows, whose function gives kMore numbers behind them:
+  // take(k, r, number) gets those of row r. operands_of(r): row r's operands, as they were loaded.
+  template <int kMore, int kRows, class Row, typename Compute, class Columns, class OperandsOf, typename Index,
+      class Take>
+  static void store_all_across(const Row (&rows)[kRows], const Compute (&y)[kRows], const Columns& columns,
+      OperandsOf operands_of, Index col, Take take) {
     Compute all[Outputs_::kCount][kRows];
     typename Outputs_::RowPointer to[kRows];
 #pragma unroll
     for (int r = 0; r < kRows; ++r) {
       const Compute own[1] = {y[r]};
-      Compute in[1 + Operands_::kCount][1], out[Outputs_::kCount][1];
+      Compute in[1 + Operands_::kCount][1], out[Outputs_::kCount + kMore][1];
       Affines::template apply<1>(own, columns, in[0]);
-      rows[r].operands.template unpack<1>(epilogue_operands[r], in + 1, col);
+      rows[r].operands.template unpack<1>(operands_of(r), in + 1, col);
       apply_to_each<Function>(in, out);
 #pragma unroll
       for (int k = 0; k < Outputs_::kCount; ++k) all[k][r] = out[k][0];
+#pragma unroll
+      for (int k = 0; k < kMore; ++k) take(k, r, out[Outputs_::kCount + k][0]);
       to[r] = rows[r].to;
     }
     Outputs_::template store_across<kRows>(to, all, col);
   }
-  // The same with operands that were loaded for all rows at once, where the function gives kMore numbers behind the
-  // results: take(k, r, number) gets those of row r.
+  template <int kRows, class Row, typename Compute, class Columns, typename Index>
+  static void store_across(const Row (&rows)[kRows], const Compute (&y)[kRows], const Columns& columns,
+      const EpilogueOperands<1> (&epilogue_operands)[kRows], Index col) {
+    store_all_across<0>(rows, y, columns, [&](int r) -> const auto& { return epilogue_operands[r]; }, col,
+        [](int, int, Compute) {});
+  }
+  // With operands that were loaded for all rows at once.
   template <int kRows>
   using OperandsBeside = OfRows<Operands_, kRows>;
   template <int kRows, class Row, typename Index>
@@ -180,22 +189,7 @@ struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operan
   template <int kMore, int kRows, class Row, typename Compute, class Columns, typename Index, class Take>
   static void store_further_across(const Row (&rows)[kRows], const Compute (&y)[kRows], const Columns& columns,
       const OperandsBeside<kRows>& operands, Index col, Take take) {
-    Compute all[Outputs_::kCount][kRows];
-    typename Outputs_::RowPointer to[kRows];
-#pragma unroll
-    for (int r = 0; r < kRows; ++r) {
-      const Compute own[1] = {y[r]};
-      Compute in[1 + Operands_::kCount][1], out[Outputs_::kCount + kMore][1];
-      Affines::template apply<1>(own, columns, in[0]);
-      rows[r].operands.template unpack<1>(operands.of(r), in + 1, col);
-      apply_to_each<Function>(in, out);
-#pragma unroll
-      for (int k = 0; k < Outputs_::kCount; ++k) all[k][r] = out[k][0];
-#pragma unroll
-      for (int k = 0; k < kMore; ++k) take(k, r, out[Outputs_::kCount + k][0]);
-      to[r] = rows[r].to;
-    }
-    Outputs_::template store_across<kRows>(to, all, col);
+    store_all_across<kMore>(rows, y, columns, [&](int r) -> decltype(auto) { return operands.of(r); }, col, take);
   }
   RowPointer at(int64 row) const { return {to.at(row), operands.at(row)}; }
 };

@@ -65,7 +65,7 @@ struct LanesApart {
   }
 };
 
-// What a cluster's blocks tell one another of a row: a Slot from every block, in words of 16 bytes.
+// What blocks that share rows tell one another of a row: a Slot from every block, in words of 16 bytes.
 template <class Op>
 struct SlotWords {
   static constexpr int kQuads = int((sizeof(Slot<Op>) + 15) / 16);
@@ -74,6 +74,22 @@ struct SlotWords {
     Slot<Op> slot;
   };
 };
+
+// To and from global memory, in whole accesses.
+template <class Op>
+inline void write_slot(SlotWords<Op>* to, const Slot<Op>& slot) {
+  SlotWords<Op> own = {};
+  own.slot = slot;
+#pragma unroll
+  for (int i = 0; i < SlotWords<Op>::kQuads; ++i) to->words[i] = own.words[i];
+}
+template <class Op>
+inline Slot<Op> read_slot(const SlotWords<Op>* from) {
+  SlotWords<Op> own;
+#pragma unroll
+  for (int i = 0; i < SlotWords<Op>::kQuads; ++i) own.words[i] = from->words[i];
+  return own.slot;
+}
 
 // The counter of each group of blocks has a line of its own. How much room they all need is messages_bytes of
 // cupynorm/plan/problem.py.
@@ -151,22 +167,36 @@ constexpr int lanes_for(int most, int count) {
   return lanes;
 }
 
+// The State of a row, given its slots. kLanes lanes that are kWarp / kLanes apart call. Each merges slot_at(i) for all
+// i from `first` on, kLanes apart, and before `end`, if it has any, and then with the others; all of them get it.
+// kCount: of how many slots in all each lane has one at least; 0: of any number. slot_at is the caller's, because one
+// way to compute addresses costs either kind of caller registers that it has not.
+template <class Op, int kLanes, int kCount, class SlotAt>
+inline Slot<Op> merge_slots(SlotAt slot_at, bool any, int first, int end) {
+  using Lanes = LanesApart<kWarp / kLanes>;
+  Slot<Op> all = any ? slot_at(first) : Slot<Op>{Op::identity(), 0};
+#pragma unroll(kCount ? kCount : 4)
+  for (int i = first + kLanes; i < (kCount ? first + kCount : end); i += kLanes) {
+    if (kCount % kLanes && i >= end) continue;
+    const Slot<Op> slot = slot_at(i);
+    all.state = Op::template merge<false>(all.state, Op::rebase(slot.state, slot.pivot, all.pivot));
+  }
+  if constexpr (kLanes > 1) {
+    const auto pivot = Lanes::first(all.pivot);
+    if (any) all.state = Op::rebase(all.state, all.pivot, pivot);
+    all = {Op::gather(all.state, Lanes()), pivot};
+  }
+  return all;
+}
+
 // Calls give(row, lane, slot) with the State of each row, given kCount slots of each; 0: as many as are asked for. As
-// many lanes have it, kLanes, as the block has threads for; each merges some slots, and then with the others. All
-// threads must call.
+// many lanes have it, kLanes, as the block has threads for. All threads must call.
 template <class Op, class Shape, int kCount>
 struct GatheredSlots {
   static constexpr int kRows = Shape::kRows, kMost = Shape::kBlock / kRows > 0 ? Shape::kBlock / kRows : 1;
   static constexpr int kLanes = lanes_for(kMost, kCount > 0 ? kCount : kWarp), kApart = kWarp / kLanes;
   static constexpr int kWarps = (kRows + kApart - 1) / kApart;
 
-  static Slot<Op> slot_at(const SlotWords<Op>* from) {
-    if constexpr (kCount > 0) return from->slot;
-    SlotWords<Op> words;  // from global memory, in whole accesses
-#pragma unroll
-    for (int i = 0; i < SlotWords<Op>::kQuads; ++i) words.words[i] = from->words[i];
-    return words.slot;
-  }
   template <class Give>
   static void give_all(const SlotWords<Op>* slots, Give give, int count = kCount) {
     int thread = threadIdx.x;
@@ -175,20 +205,10 @@ struct GatheredSlots {
     for (int warp = thread / kWarp; warp < kWarps; warp += Shape::kBlock / kWarp) {
       const int number = thread % kWarp / kApart, row = warp * kApart + thread % kApart;
       const SlotWords<Op>* const from = slots + number * kRows + row % kRows;
-      const bool any = kCount > 0 || number < count;
-      Slot<Op> all = any ? slot_at(from) : Slot<Op>{Op::identity(), 0};
-#pragma unroll(kCount ? kCount : 4)
-      for (int i = kLanes; i < (kCount ? kCount : count - number); i += kLanes) {
-        if (kCount % kLanes && i + number >= kCount) continue;
-        const Slot<Op> slot = slot_at(from + i * kRows);
-        all.state = Op::template merge<false>(all.state, Op::rebase(slot.state, slot.pivot, all.pivot));
-      }
-      if constexpr (kLanes > 1) {
-        const auto pivot = LanesApart<kApart>::first(all.pivot);
-        if (any) all.state = Op::rebase(all.state, all.pivot, pivot);
-        all.state = Op::gather(all.state, LanesApart<kApart>());
-        all.pivot = pivot;
-      }
+      const Slot<Op> all = merge_slots<Op, kLanes, kCount>([from](int i) {
+        if constexpr (kCount > 0) return from[i * kRows].slot;
+        else return read_slot(from + i * kRows);
+      }, kCount > 0 || number < count, 0, count - number);
       if (row < kRows) give(row, number, all);
     }
   }
@@ -198,19 +218,12 @@ struct GatheredSlots {
 // given the slots of all blocks.
 template <class Op, class Shape, class Give>
 inline void merge_own_rows(const SlotWords<Op>* slots, int part, Give give) {
-  using OfBlocks = GatheredSlots<Op, Shape, 0>;
+  constexpr int kRows = Shape::kRows;
   const int parts = gridDim.y, lane = threadIdx.x % kWarp;
 #pragma unroll 1
-  for (int row = part + int(threadIdx.x / kWarp) * parts; row < Shape::kRows; row += Shape::kWarps * parts) {
-    Slot<Op> all = lane < parts ? OfBlocks::slot_at(slots + lane * Shape::kRows + row) : Slot<Op>{Op::identity(), 0};
-#pragma unroll 4
-    for (int i = lane + kWarp; i < parts; i += kWarp) {
-      const Slot<Op> slot = OfBlocks::slot_at(slots + i * Shape::kRows + row);
-      all.state = Op::template merge<false>(all.state, Op::rebase(slot.state, slot.pivot, all.pivot));
-    }
-    const auto pivot = LanesApart<1>::first(all.pivot);
-    if (lane < parts) all.state = Op::rebase(all.state, all.pivot, pivot);
-    all = {Op::gather(all.state, LanesApart<1>()), pivot};
+  for (int row = part + int(threadIdx.x / kWarp) * parts; row < kRows; row += Shape::kWarps * parts) {
+    const Slot<Op> all = merge_slots<Op, kWarp, 0>(
+        [&](int i) { return read_slot(slots + i * kRows + row); }, lane < parts, lane, parts);
     if (lane == 0) give(row, all);
   }
 }
@@ -221,15 +234,9 @@ inline void merge_own_rows(const SlotWords<Op>* slots, int part, Give give) {
 template <class Op, class Shape, class Gather, class Meanwhile, class Finish>
 inline void reduce_over_grid(Gather gather, int part, GridMeeting* meeting, Meanwhile meanwhile, bool each_its_own,
     Finish finish) {
-  const auto write = [](SlotWords<Op>* to, const Slot<Op>& slot) {
-    SlotWords<Op> own = {};
-    own.slot = slot;
-#pragma unroll
-    for (int i = 0; i < SlotWords<Op>::kQuads; ++i) to->words[i] = own.words[i];
-  };
   SlotWords<Op>* const messages = meeting->template messages<Op, Shape::kRows>();
   gather([&](int row, int number, const Slot<Op>& all) {
-    if (number == 0) write(messages + part * Shape::kRows + row, all);
+    if (number == 0) write_slot(messages + part * Shape::kRows + row, all);
   });
   if (meeting->turn == 0) grid_wait(meeting->begun);  // the counters are 0
   meeting->meet(meanwhile);
@@ -239,12 +246,12 @@ inline void reduce_over_grid(Gather gather, int part, GridMeeting* meeting, Mean
     return;
   }
   SlotWords<Op>* const totals = meeting->template messages<Op, Shape::kRows>();
-  merge_own_rows<Op, Shape>(messages, part, [&](int row, const Slot<Op>& all) { write(totals + row, all); });
+  merge_own_rows<Op, Shape>(messages, part, [&](int row, const Slot<Op>& all) { write_slot(totals + row, all); });
   meeting->meet(NothingMeanwhile());
   ++meeting->turn;
 #pragma unroll 1
   for (int row = threadIdx.x; row < Shape::kRows; row += Shape::kBlock)
-    finish(row, GatheredSlots<Op, Shape, 0>::slot_at(totals + row));
+    finish(row, read_slot(totals + row));
 }
 
 // Calls finish(row, slot) once for each of the tile's rows, with the State of the whole row, given those of each
@@ -280,11 +287,8 @@ inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename 
   } else if constexpr (Shape::kOfGrid) {
     SlotWords<Op>* const messages = meeting->template messages<Op, Shape::kRows>();
     OfWarps::give_all(places.slots, [&](int row, int number, const Slot<Op>& all) {
-      SlotWords<Op> own = {};
-      own.slot = all;
       if (number > 0) return;
-#pragma unroll
-      for (int i = 0; i < kQuads; ++i) messages[part * Shape::kRows + row].words[i] = own.words[i];
+      write_slot(&messages[part * Shape::kRows + row], all);
     });
     meeting->meet(meanwhile);
     GatheredSlots<Op, Shape, 0>::give_all(messages, finish_once, gridDim.y);

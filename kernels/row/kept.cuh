@@ -9,11 +9,16 @@ namespace cupynorm {
 template <class Shape>
 using KeptOfRows = KeptElements<Shape::kVector * Shape::kElements>;
 
-// Those of which a byte of the mask says so, given the pointers to the rows from the thread's first column on, and
-// which elements it has. A word after the other: unrolled, all bytes would be loaded at once, to registers that are not
-// free.
-template <class Load, class Shape, class Has>
-inline KeptOfRows<Shape> find_kept_by_bytes(const typename Load::RowPointer (&rows)[Shape::kVector], Has has) {
+// Whether a thread has an element, given how many columns lie from its first one to the block's end.
+template <class Shape>
+inline bool has_element(int number, int last) {
+  return number < Shape::kSure || number * Shape::kDown < last;
+}
+
+// Those of which a byte of the mask says so, before column `last`, given the pointers to the rows from the thread's
+// first column on. A word after the other: unrolled, all bytes would be loaded at once, to registers that are not free.
+template <class Load, class Shape>
+inline KeptOfRows<Shape> find_kept_by_bytes(const typename Load::RowPointer (&rows)[Shape::kVector], int last) {
   constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kOfQuad = 4 / kVector, kOfWord = 8 * kOfQuad,
       kWords = KeptOfRows<Shape>::kWords;
   KeptOfRows<Shape> kept;
@@ -41,7 +46,7 @@ inline KeptOfRows<Shape> find_kept_by_bytes(const typename Load::RowPointer (&ro
   constexpr int kBefore = (kWords - 1) * kOfWord;
   next_word([&](int j) -> unsigned {
     if (kBefore + j >= kElements) return 0;
-    const bool there = has(kBefore + j);
+    const bool there = has_element<Shape>(kBefore + j, last);
     const unsigned bytes = Load::template mask_bytes_across<kVector>(sources, Step<Shape::kDown>{there ? j : 0});
     return there ? bytes : 0;
   });
@@ -82,12 +87,12 @@ inline KeptOfRows<Shape> find_kept_by_intervals(const typename Load::RowPointer 
   return kept;
 }
 
-// Finds them, given the pointers to the rows from the thread's first column on, and which elements it has: those before
-// column `last`, counted from there.
-template <class Load, class Shape, class Has>
-inline KeptOfRows<Shape> find_kept(const typename Load::RowPointer (&rows)[Shape::kVector], Has has, int last) {
+// Finds them, given the pointers to the rows from the thread's first column on. It has those before column `last`,
+// counted from there.
+template <class Load, class Shape>
+inline KeptOfRows<Shape> find_kept(const typename Load::RowPointer (&rows)[Shape::kVector], int last) {
   KeptOfRows<Shape> kept;
-  if constexpr (Load::kMaskBytes) kept = find_kept_by_bytes<Load, Shape>(rows, has);
+  if constexpr (Load::kMaskBytes) kept = find_kept_by_bytes<Load, Shape>(rows, last);
   if constexpr (Load::kInterval) {
     const KeptOfRows<Shape> within = find_kept_by_intervals<Load, Shape>(rows, last);
 #pragma unroll

@@ -139,7 +139,7 @@ struct WholeRows {
   }
 
   int64 row_of(int64 tile) const { return (tile * kLanes + lane) * kVector; }
-  bool has(int j) const { return j < kSure || j * kDown < held - down; }  // an element of each row
+  bool has(int j) const { return has_element<Shape>(j, held - down); }  // an element of each row
   // Asked before each part of what waits packed, though the answer is that of the first. Without such branches the
   // compiler computes all parts before it stores the first, and keeps elements as numbers from their State on to their
   // results (255 registers instead of 110).
@@ -211,7 +211,7 @@ struct WholeRows {
     if constexpr (kConverted) convert_parameters();
     if constexpr (kDraws<Load>) draw_across<Shape>(sources, lane, down, held);
     if constexpr (Load::kDrops) {
-      kept = find_kept<Load, Shape>(sources, [this](int j) { return has(j); }, held - down);
+      kept = find_kept<Load, Shape>(sources, held - down);
       if constexpr (kOfIntervals) keeps_all = !any_lane(!kept.has_all());
       if constexpr (Own::kAny) {
         if (!kOfIntervals || !keeps_all) drop_halves<Shape>(kept, loaded);

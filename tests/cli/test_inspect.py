@@ -155,3 +155,30 @@ def test_explain_passes_its_options_on(no_compiler):
     assert told["problem"]["cols"] == 1024
     assert told["plan"]["variant"] == "uncached"
     assert told["bytes_moved"] == 64 * 1024 * (4 + 2) + 2 * 1024 * 8
+
+
+SUM = ("explain", "add_layer_norm/sum", "--shape", "64,256", "--dtype", "float16", "--device", "h200")
+
+
+def test_explain_leaves_out_a_bias_that_the_call_may_go_without(no_compiler):
+    whole, told = (json.loads(invoke(*SUM, *more, "--json").stdout) for more in ((), ("--without", "bias")))
+
+    assert whole["bytes_moved"] - told["bytes_moved"] == 256 * 2
+    assert len(whole["problem"]["load_operands"]) == len(told["problem"]["load_operands"]) + 1
+
+
+@pytest.mark.parametrize(("op", "name"), [("add_layer_norm", "gamma"), ("softmax", "x")])
+def test_explain_refuses_to_leave_out_what_a_call_needs(no_compiler, op, name):
+    result = invoke("explain", op, *SUM[2:], "--without", name)
+
+    assert result.exit_code != 0
+    assert f"{op} cannot go without '{name}'" in result.stderr
+
+
+def test_explain_tells_of_a_problem_what_most_do_not_have(no_compiler):
+    told, text = json.loads(invoke(*SUM, "--json").stdout), invoke(*SUM).stdout
+
+    problem = re.search(r"^problem\n(.*?)^plan$", text, re.MULTILINE | re.DOTALL)[1]
+    assert {"rows", "cols", "fused", "outputs"} <= {line.split()[0] for line in problem.splitlines()}
+    assert told["problem"]["rounds"] is False
+    assert "rounds" not in problem

@@ -1,4 +1,4 @@
-"""The fast road of NumPy arrays: as exact as promised at every kind of row, and the same bits in any company."""
+"""The fast ops on NumPy arrays: as exact as promised at every kind of row, and the same bits beside any other rows."""
 
 from __future__ import annotations
 

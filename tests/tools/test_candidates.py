@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 
 import pytest
@@ -53,6 +54,25 @@ def test_what_the_table_takes_is_the_first_candidate(problem: Problem) -> None:
 
     table = choose(problem, limits, functools.partial(guessed_occupancy, problem, limits))
     assert first == tuned_plans.portable(table)
+
+
+@pytest.mark.parametrize(
+    ("op", "dtype", "cols"), [("layer_norm", "float16", 77), ("layer_norm", "float32", 33)]
+)
+def test_narrow_rows_without_gaps_are_tried_as_rules_say_and_in_tiles(op: str, dtype: str, cols: int) -> None:
+    limits = RECORDED["h200"]
+    problem = bench.lowered(Point(op, dtype, 49152, cols)).problem
+    asked = dataclasses.replace(problem, adjoining=False)
+
+    found = candidates(problem, limits, tune.MOST_CANDIDATES)
+
+    by_rule = choose(asked, limits, functools.partial(guessed_occupancy, asked, limits))
+    tile, second, *others = found
+    assert (tile.kernel, by_rule.kernel) == ("row_tiled", "row_registers")
+    assert second == tuned_plans.portable(by_rule)
+    assert {each.kernel for each in others} >= {"row_tiled", "row_registers"}
+    near = [each for each in others if (each.vectors, each.group) == (by_rule.vectors, by_rule.group)]
+    assert len(near) > 1
 
 
 def test_candidates_differ_in_all_that_may_matter() -> None:

@@ -47,6 +47,18 @@ def test_every_form_and_most_rules_have_points() -> None:
     assert {row["id"] for rows in lists for row in rows} <= held
 
 
+def test_rules_of_narrow_rows_have_points_though_rows_without_gaps_come_in_tiles() -> None:
+    held = search.held_by_rules(CONTENT.told, CONTENT.file, H200, ("layer_norm", "float16"))
+
+    tiled = [
+        point
+        for points in held.values()
+        for point in points
+        if CONTENT.choose(bench.lowered(point).problem, H200).plan.kernel == "row_tiled"
+    ]
+    assert tiled
+
+
 def test_the_sweep_comes_first_then_powers_of_two_then_each_rule_in_turn() -> None:
     points = search.points(CONTENT, H200, ["softmax"], ["float16"])
 
@@ -54,7 +66,7 @@ def test_the_sweep_comes_first_then_powers_of_two_then_each_rule_in_turn() -> No
     assert set(bench_points.points(["softmax"], ["float16"])) <= set(known)
     assert points[: len(known)] == known
     rest = list(itertools.dropwhile(lambda point: point.cols.bit_count() == 1, points[len(known) :]))
-    chosen = [CONTENT.choose(bench.lowered(point).problem, H200) for point in rest]
+    chosen = [CONTENT.choose(rule_plans.one_by_one(bench.lowered(point).problem), H200) for point in rest]
     turns: list[set[str | None]] = [set()]
     for name in (each.rule for each in chosen if each is not None):
         if name in turns[-1]:
@@ -134,6 +146,16 @@ def timer(simulated, monkeypatch):
 
 def run(file: Path, **options: Any) -> list[tuple[int, int]]:
     return list(search.search(file, CONTENT, processes=0, **options))
+
+
+def test_narrow_rows_without_gaps_are_timed_as_rules_say(timer, tmp_path, monkeypatch) -> None:
+    monkeypatch.setattr(search, "points", lambda *_: [Point("layer_norm", "float16", 49152, 77)])
+
+    run(tmp_path / "search.json")
+
+    (found,) = search.read(tmp_path / "search.json").points
+    assert next(iter(found.how.values())).startswith("rule narrow")
+    assert {plan.kernel for plan in found.plans} == {"row_registers"}
 
 
 def test_a_file_is_whole_after_each_point_and_tells_what_was_measured(timer, tmp_path) -> None:
