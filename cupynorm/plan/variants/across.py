@@ -25,6 +25,7 @@ from cupynorm.plan.config import (
     MAX_ROWS_OF_WORD,
     MOST_ROW_NUMBERS,
     NOWHERE,
+    ONE_BLOCK_PER_ROW,
     PARTS_ACROSS,
     REGISTER_BYTES,
     WARP,
@@ -33,7 +34,11 @@ from cupynorm.plan.config import (
     in_accesses,
 )
 from cupynorm.plan.partition import is_power_of_two
-from cupynorm.plan.variants.across_grid import again_over_the_grid, held_over_the_grid
+from cupynorm.plan.variants.across_grid import (
+    again_over_the_grid,
+    held_over_the_grid,
+    share_of_the_grid,
+)
 from cupynorm.plan.variants.tiles import (
     KINDS,
     MORE_IF_SPILLED,
@@ -148,11 +153,13 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     whole = plan.waits == EVENLY and problem.in_steps
     if whole and plan.vectors * plan.group <= WHOLE_COLUMNS:  # gamma and beta, converted
         needed += plan.vectors * plan.group * len(problem.parameter_bytes) * problem.compute_bytes
+    needed += problem.column_sums * plan.vectors * (plan.block + plan.block // WARP) * problem.compute_bytes
     plan = replace(plan, full=full, shared_bytes=needed)
+    tiles = problem.row_groups if problem.column_sums else tiles
     if plan.variant == "split":
         return _all_over_the_grid(question, plan, tiles, reason)
-    tiles = problem.row_groups if problem.column_sums else tiles
-    return with_grid(question, plan, tiles * plan.ctas_per_row, reason)
+    waves = 1.0 if problem.column_sums else ONE_BLOCK_PER_ROW  # a block's next group is on its way
+    return with_grid(question, plan, tiles * plan.ctas_per_row, reason, waves)
 
 
 def _all_over_the_grid(question: Question, plan: Plan, tiles: int, reason: str) -> Plan | None:
@@ -175,8 +182,6 @@ def summed(question: Question, variant: str | None = None) -> Plan | None:
     if not problem.in_steps:
         return None
     question = question._replace(local_bytes=_more_than_a_few(question))
-    ctas = [1 << power for power in range(question.max_ctas.bit_length())]
-    ctas = ctas if variant is None else ctas[1:] if variant == "cluster" else ctas[:1]
     more = bool(problem.epilogue_operands) or problem.column_sums > problem.fields
     for size, fewest, most, vector, block, width, elements, blocks, of_more in question.rules.apart.summed:
         lanes = width // (size * vector)
@@ -184,16 +189,29 @@ def summed(question: Question, variant: str | None = None) -> Plan | None:
         if not fits or of_more != more or lanes * vector > problem.across:
             continue
         down = block // lanes
-        may = [each for each in ctas if math.ceil(math.ceil(problem.cols / each) / down) <= elements]
-        enough = [each for each in may if each * problem.row_groups >= question.limits.sm_count]
-        for each in (*enough[:1], *may[:1]):
-            part = math.ceil(math.ceil(problem.cols / each) / down)
-            plan = tiling(question, lanes, each, "block", block, part, IN_REGISTERS, vector)
-            plan = replace(plan, min_blocks=blocks)
-            found = finished(question, plan, WITH_SUMS) if variant in {None, plan.variant} else None
+        for shared_by, ctas in _shared_by(question, down * elements, blocks):
+            part = math.ceil(math.ceil(problem.cols / ctas) / down)
+            plan = tiling(question, lanes, ctas, shared_by, block, part, IN_REGISTERS, vector)
+            plan = replace(plan, variant=shared_by, min_blocks=blocks)
+            found = finished(question, plan, WITH_SUMS) if variant in {None, shared_by} else None
             if found is not None:
                 return found
     return None
+
+
+def _shared_by(question: Question, cols: int, blocks: int) -> Iterator[tuple[str, int]]:
+    """Give which blocks may share a row with sums, by their variant, and how many, best first.
+
+    cols: of a row that a block holds at most. blocks: of a multiprocessor.
+    """
+    problem, sms = question.problem, question.limits.sm_count
+    may = [1 << power for power in range(question.max_ctas.bit_length()) if problem.cols <= cols << power]
+    enough = [ctas for ctas in may if ctas * problem.row_groups >= sms]
+    for ctas in (*enough[:1], *may[:1]):
+        yield "cluster" if ctas > 1 else "block", ctas
+    least, at_once = max(2, math.ceil(problem.cols / cols)), sms * blocks
+    if least <= at_once:
+        yield "split", share_of_the_grid(question, least, problem.row_groups, at_once)
 
 
 def _more_than_a_few(question: Question) -> LocalBytes:
@@ -208,7 +226,7 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
     """Say whether a plan that somebody made asks for nothing that the kernel would do wrong."""
     alone = plan.rows_per_group == plan.alignment_period == 1 and not plan.unaligned
     alone = alone and not (plan.stages or plan.parameter_cache or plan.row_shared_bytes)
-    alone = alone and (not problem.column_sums or (problem.in_steps and plan.variant in {"block", "cluster"}))
+    alone = alone and (not problem.column_sums or (problem.in_steps and plan.variant != "uncached"))
     shape = plan.block // plan.across == plan.group > 0
     if is_power_of_two(plan.across):
         shape = shape and is_power_of_two(plan.block)
