@@ -19,6 +19,7 @@ from cupynorm.lower.gradients import Added, Normed, ParameterSums, norm_gradient
 from cupynorm.lower.row_groups import row_groups_apart
 from cupynorm.lower.sums import nowhere
 from cupynorm.plan.config import EVENLY, Plan
+from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.rules import rules_of
 from cupynorm.runtime import nvrtc
 from tests import SLOW, simulator
@@ -90,8 +91,10 @@ class Given:
             np.testing.assert_allclose(ours, reference, rtol=exact, atol=exact * np.sqrt(rows) * 4)
 
 
-def tiling(vector: int, elements: int, lanes: int, block: int, ctas: int = 1) -> Plan:
-    return tiling_apart(vector, elements, lanes, block, ctas, waits=EVENLY)
+def tiling(
+    vector: int, elements: int, lanes: int, block: int, ctas: int = 1, *, variant: str = ""
+) -> Plan:
+    return tiling_apart(vector, elements, lanes, block, ctas, variant=variant, waits=EVENLY)
 
 
 def in_one_pass(plans: Sequence[Plan]) -> bool:
@@ -110,6 +113,12 @@ PLANS = [
     ((2, 192, 36), tiling(4, 6, 4, 64, 2)),
     ((3, 190, 36), tiling(2, 13, 8, 64, 2)),
     ((2, 50, 50), tiling(2, 4, 16, 64, 4)),
+    # blocks of the grid, one group of them or two, of which each has several groups of tiles; threads side by side of
+    # two warps, with neighbours of an odd number
+    ((3, 190, 36), tiling(4, 6, 8, 64, 5, variant="split")),
+    ((2, 65, 40), tiling(2, 3, 4, 32, 3, variant="split")),
+    ((2, 12, 75), tiling(1, 6, 64, 128)),
+    ((1, 45, 67), tiling(1, 6, 64, 256, 2)),
 ]
 
 
@@ -167,6 +176,31 @@ def test_gradients_of_norms_of_sums_in_one_pass_are_right(
     )
 
 
+@pytest.mark.parametrize(
+    ("shape", "plan"),
+    [
+        ((3, 190, 36), tiling(2, 6, 8, 64, 4)),  # threads draw for one another, words that begin anywhere in a block
+        ((2, 12, 75), tiling(1, 6, 64, 128)),  # and each for itself
+        ((3, 190, 36), tiling(2, 6, 8, 64, 4, variant="split")),
+    ],
+)
+def test_a_dropout_of_results_beside_sums_drops_what_it_drops_elsewhere(
+    shape: tuple[int, int, int], plan: Plan
+) -> None:
+    given = Given(shape, "float32")
+    arrays = given.dy, given.x, given.gamma, given.mean, given.rstd
+    options: dict[str, Any] = {"axis": 1, "bias": np.zeros(shape[1], np.float32), "dropout": 0.3, "seed": 5}
+    with row_ops.observed() as plans:
+        dy, x, *of_rows = map(cupy.asarray, arrays)
+        options["bias"] = cupy.asarray(options["bias"])
+        found = cupynorm.add_layer_norm_backward(dy, None, x, *of_rows, plan=plan, **options)
+    assert in_one_pass(plans)
+    dy, x, *of_rows = arrays
+    options["bias"] = options["bias"].get()
+    for ours, theirs in zip(found, cupynorm.add_layer_norm_backward(dy, None, x, *of_rows, **options), strict=True):
+        np.testing.assert_allclose(ours.get(), theirs, rtol=2e-5, atol=2e-4)
+
+
 def test_results_and_what_is_added_to() -> None:
     given = Given((2, 96, 72), "float16")
     dy, gamma, beta, rstd = map(cupy.asarray, (given.dy, given.gamma, given.beta, given.rstd))
@@ -198,18 +232,35 @@ def test_bits_of_sums_do_not_depend_on_how_many_blocks_share_a_row() -> None:
             np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("variant", ["cluster", "split"])
+def test_bits_of_sums_do_not_depend_on_how_many_blocks_a_device_holds(
+    variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # nine tiles, five groups of them: for some clusters or groups of blocks, which go on, or for five
+    monkeypatch.setattr(row_groups, "NUMBERS", row_groups.NUMBERS._replace(apart_groups=[(8192, 5)]))
+    given, plan = Given((3, 96, 88), "float32"), tiling(2, 6, 16, 64, 4, variant=variant)
+    plan, bits = dataclasses.replace(plan, min_blocks=6), set()
+    for sms in (1, 132):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(RECORDED, "few", dataclasses.replace(RECORDED["h200"], sm_count=sms))
+            simulator.install(patch, "few")
+            found, plans = given.found(plan=plan)
+        assert (plans[0].grid < 20) == (sms == 1)
+        bits.add(tuple(each.tobytes() for each in found))
+    assert len(bits) == 1
+
+
 def test_other_rows_take_a_pass_of_their_own() -> None:
-    # as of halves that do not lie in pairs, and of more columns than clusters have registers for
+    # as with fewer neighbours than a warp has side by side
     for shape, dtype in (((3, 40, 19), "float16"), ((1, 4000, 16), "float32")):
         given = Given(shape, dtype)
         found, plans = given.found()
         assert not in_one_pass(plans)
         given.assert_right(found, given.expected())
-    for plan in ("split", "uncached"):
-        given = Given((2, 96, 72), "float32")
-        found, plans = given.found(plan=plan)
-        assert not in_one_pass(plans)
-        given.assert_right(found, given.expected())
+    given = Given((2, 96, 72), "float32")
+    found, plans = given.found(plan="uncached")
+    assert not in_one_pass(plans)
+    given.assert_right(found, given.expected())
 
 
 def test_a_forced_tiling_without_an_element_for_each_thread_takes_a_pass_of_its_own() -> None:

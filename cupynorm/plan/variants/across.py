@@ -175,8 +175,8 @@ def _all_over_the_grid(question: Question, plan: Plan, tiles: int, reason: str) 
 def summed(question: Question, variant: str | None = None) -> Plan | None:
     """Return the first plan in turn that holds rows and sums of their columns (row_summed_apart); None if none does.
 
-    A group of rows goes to the blocks of a cluster, if not to one, of which there are more where groups are few. A few
-    bytes that a thread spills cost less than a block of a multiprocessor.
+    A group of rows goes to one block, else to those of a cluster, of which there are more where groups are few, else to
+    blocks of the grid. A few bytes that a thread spills cost less than a block of a multiprocessor.
     """
     problem = question.problem
     if not problem.in_steps:
