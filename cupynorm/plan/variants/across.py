@@ -28,12 +28,13 @@ from cupynorm.plan.config import (
     ONE_BLOCK_PER_ROW,
     PARTS_ACROSS,
     REGISTER_BYTES,
+    SECTOR_BYTES,
     WARP,
     WHOLE_COLUMNS,
     Plan,
     in_accesses,
 )
-from cupynorm.plan.partition import is_power_of_two
+from cupynorm.plan.partition import is_power_of_two, power_of_two_to
 from cupynorm.plan.variants.across_grid import (
     again_over_the_grid,
     held_over_the_grid,
@@ -184,10 +185,10 @@ def summed(question: Question, variant: str | None = None) -> Plan | None:
     question = question._replace(local_bytes=_more_than_a_few(question))
     more = bool(problem.epilogue_operands) or problem.column_sums > problem.fields
     for size, fewest, most, vector, block, width, elements, blocks, of_more in question.rules.apart.summed:
-        lanes = width // (size * vector)
         fits = size == problem.load_bytes and fewest <= problem.cols <= most and not problem.vector % vector
-        if not fits or of_more != more or lanes * vector > problem.across:
+        if not fits or of_more != more or problem.across * size < SECTOR_BYTES:
             continue
+        lanes = min(width // (size * vector), power_of_two_to(problem.across // vector))
         down = block // lanes
         for shared_by, ctas in _shared_by(question, down * elements, blocks):
             part = math.ceil(math.ceil(problem.cols / ctas) / down)
