@@ -173,11 +173,12 @@ def _all_over_the_grid(question: Question, plan: Plan, tiles: int, reason: str) 
     return all_at_once(question, plan, groups * plan.ctas_per_row, resident, reason) if groups else None
 
 
-def summed(question: Question, variant: str | None = None) -> Plan | None:
+def summed(question: Question, variant: str | None = None, *, cooperative: bool = True) -> Plan | None:
     """Return the first plan in turn that holds rows and sums of their columns (row_summed_apart); None if none does.
 
     A group of rows goes to one block, else to those of a cluster, of which there are more where groups are few, else to
-    blocks of the grid. A few bytes that a thread spills cost less than a block of a multiprocessor.
+    blocks of the grid, if these may have to run all at once (cooperative). A few bytes that a thread spills cost less
+    than a block of a multiprocessor.
     """
     problem = question.problem
     if not problem.in_steps:
@@ -191,10 +192,12 @@ def summed(question: Question, variant: str | None = None) -> Plan | None:
         lanes = min(width // (size * vector), power_of_two_to(problem.across // vector))
         down = block // lanes
         for shared_by, ctas in _shared_by(question, down * elements, blocks):
+            if variant not in {None, shared_by} or (shared_by == "split" and not cooperative):
+                continue
             part = math.ceil(math.ceil(problem.cols / ctas) / down)
             plan = tiling(question, lanes, ctas, shared_by, block, part, IN_REGISTERS, vector)
             plan = replace(plan, variant=shared_by, min_blocks=blocks)
-            found = finished(question, plan, WITH_SUMS) if variant in {None, shared_by} else None
+            found = finished(question, plan, WITH_SUMS)
             if found is not None:
                 return found
     return None
