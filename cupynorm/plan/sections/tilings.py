@@ -125,8 +125,9 @@ class Apart(NamedTuple):
     summed
         Where sums over rows are taken in the same pass, best first: bytes of an element of x, the fewest and the most
         columns that it is for, neighbouring rows of a thread, threads of a block, bytes of neighbouring rows side by
-        side, elements of each row that a thread has at most, blocks of a multiprocessor, and 1 where results have
-        operands of their own, or there are more sums than an element has fields.
+        side, elements of each row that a thread has at most, blocks of a multiprocessor, blocks of a cluster at most,
+        before blocks of the grid share rows, and 1 where results have operands of their own, or there are more sums
+        than an element has fields.
     held_over_the_grid
         From how many blocks on that hold a row it is read again instead of waiting in their registers, unless the
         blocks that run at once hold all rows, or there are so many tiles.

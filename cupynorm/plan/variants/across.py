@@ -185,13 +185,14 @@ def summed(question: Question, variant: str | None = None, *, cooperative: bool 
         return None
     question = question._replace(local_bytes=_more_than_a_few(question))
     more = bool(problem.epilogue_operands) or problem.column_sums > problem.fields
-    for size, fewest, most, vector, block, width, elements, blocks, of_more in question.rules.apart.summed:
+    rows = question.rules.apart.summed
+    for size, fewest, most, vector, block, width, elements, blocks, most_ctas, of_more in rows:
         fits = size == problem.load_bytes and fewest <= problem.cols <= most and not problem.vector % vector
         if not fits or of_more != more or problem.across * size < SECTOR_BYTES:
             continue
         lanes = min(width // (size * vector), power_of_two_to(problem.across // vector))
         down = block // lanes
-        for shared_by, ctas in _shared_by(question, down * elements, blocks):
+        for shared_by, ctas in _shared_by(question, down * elements, blocks, most_ctas):
             if variant not in {None, shared_by} or (shared_by == "split" and not cooperative):
                 continue
             part = math.ceil(math.ceil(problem.cols / ctas) / down)
@@ -203,13 +204,14 @@ def summed(question: Question, variant: str | None = None, *, cooperative: bool 
     return None
 
 
-def _shared_by(question: Question, cols: int, blocks: int) -> Iterator[tuple[str, int]]:
+def _shared_by(question: Question, cols: int, blocks: int, most_ctas: int) -> Iterator[tuple[str, int]]:
     """Give which blocks may share a row with sums, by their variant, and how many, best first.
 
-    cols: of a row that a block holds at most. blocks: of a multiprocessor.
+    cols: of a row that a block holds at most. blocks: of a multiprocessor. most_ctas: of a cluster.
     """
     problem, sms = question.problem, question.limits.sm_count
-    may = [1 << power for power in range(question.max_ctas.bit_length()) if problem.cols <= cols << power]
+    most_ctas = min(most_ctas, question.max_ctas)
+    may = [1 << power for power in range(most_ctas.bit_length()) if problem.cols <= cols << power]
     enough = [ctas for ctas in may if ctas * problem.row_groups >= sms]
     for ctas in (*enough[:1], *may[:1]):
         yield "cluster" if ctas > 1 else "block", ctas
