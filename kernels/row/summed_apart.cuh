@@ -26,6 +26,23 @@ struct ThreadSums {
 
   static int slot(int thread) { return thread + thread / kWarp; }
   Compute& of(int k, int j) const { return place[(k * kElements + j) * kRow + slot(threadIdx.x)]; }
+  // kCount sums from kFirst on, of a part of the elements.
+  template <int kFirst, int kCount, int kRows, int kPart>
+  void get(int from, Compute (&part)[kRows][kPart]) const {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+#pragma unroll
+      for (int j = 0; j < kPart; ++j) part[k][j] = of(kFirst + k, from + j);
+    }
+  }
+  template <int kFirst, int kCount, int kRows, int kPart>
+  void put(int from, const Compute (&part)[kRows][kPart]) const {
+#pragma unroll
+    for (int k = 0; k < kCount; ++k) {
+#pragma unroll
+      for (int j = 0; j < kPart; ++j) of(kFirst + k, from + j) = part[k][j];
+    }
+  }
   void clear() const {
 #pragma unroll
     for (int k = 0; k < kSums; ++k) {
@@ -80,6 +97,13 @@ struct SummedTiles {
   Element x[kVector][kPart];  // a part of what was loaded
   typename Op::Row whole[kVector];
 
+  // Some sums of a part's columns.
+  template <int kCount>
+  struct OfPart {
+    static constexpr int kRows = kCount > 0 ? kCount : 1;
+    Compute sum[kRows][kPart];
+  };
+
   SummedTiles(const Arguments<Op, Load, Store>& a, const Places& places, int part, int parts)
       : a(a), places(places), sums{reinterpret_cast<Compute*>(places.place + Places::kBytes)}, part(part) {
     lane = threadIdx.x % kLanes, down = threadIdx.x / kLanes;
@@ -107,9 +131,8 @@ struct SummedTiles {
     }
     sums.clear();
   }
-  // Computes a part of what was loaded, from element `from` on; further: of each column, what its rows' further numbers
-  // are added to.
-  void take(int from, Compute (&further)[kLoadSums > 0 ? kLoadSums : 1][kPart]) {
+  // Computes a part of what was loaded, from element `from` on, and adds further numbers to the sums of their columns.
+  void take(int from, Compute (&further)[OfPart<kLoadSums>::kRows][kPart]) {
 #pragma unroll
     for (int j = 0; j < kPart; ++j) {
       Element own[kVector];
@@ -144,9 +167,10 @@ struct SummedTiles {
 #pragma unroll
     for (int from = 0; from < kElements; from += kPart) {
       if (!there(from)) break;
-      Compute further[kLoadSums > 0 ? kLoadSums : 1][kPart] = {};
-      take(from, further);
-      add_to_sums<0, kLoadSums>(from, further);
+      OfPart<kLoadSums> further;
+      sums.template get<0, kLoadSums>(from, further.sum);
+      take(from, further.sum);  // of columns that are not there, too
+      sums.template put<0, kLoadSums>(from, further.sum);
       running.add(x, Predicate<kPart>{kPart, false});
     }
     // on their way while all meet
@@ -168,21 +192,15 @@ struct SummedTiles {
 #pragma unroll
     for (int j = 0; j < kElements; ++j) loaded[j].make_opaque(), operands[j].make_opaque();
   }
-  template <int kFirst, int kCount, int kNumbers>
-  void add_to_sums(int from, const Compute (&further)[kNumbers][kPart]) const {
-#pragma unroll
-    for (int k = 0; k < kCount; ++k) {
-#pragma unroll
-      for (int j = 0; j < kPart; ++j) sums.of(kFirst + k, from + j) += further[k][j];  // or of no column
-    }
-  }
   // The numbers of the next tile, if there is one, take this one's places.
   void store(bool more) {
 #pragma unroll
     for (int from = 0; from < kElements; from += kPart) {
       if (!there(from)) break;  // no tile follows one that lacks rows
-      Compute unused[kLoadSums > 0 ? kLoadSums : 1][kPart], further[kStoreSums > 0 ? kStoreSums : 1][kPart] = {};
-      take(from, unused);
+      OfPart<kLoadSums> unused;
+      OfPart<kStoreSums> further;
+      sums.template get<kLoadSums, kStoreSums>(from, further.sum);
+      take(from, unused.sum);
 #pragma unroll
       for (int j = 0; j < kPart; ++j) {
         const Step<kDown> step = {from + j};
@@ -192,12 +210,12 @@ struct SummedTiles {
         for (int v = 0; v < kVector; ++v) y[v] = Op::map_raw(x[v][j], whole[v]);
         const auto columns = a.store.template columns<1>(first + (from + j) * kDown);
         Store::template store_further_across<kStoreSums, kVector>(targets, y, columns, operands_of_results[from + j],
-            step, [&](int k, int, Compute number) { further[k][j] += number; });
+            step, [&](int k, int, Compute number) { further.sum[k][j] += number; });
         if (!more) continue;
         loaded[from + j] = Load::template load_x_across<kVector>(next_sources, step);
         Load::template load_rows_operands_across<kVector>(next_sources, step, operands[from + j]);
       }
-      add_to_sums<kLoadSums, kStoreSums>(from, further);
+      sums.template put<kLoadSums, kStoreSums>(from, further.sum);
     }
   }
   void write_sums(int64 group, Compute* const (&partial)[kSums]) {
