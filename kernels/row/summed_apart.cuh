@@ -21,7 +21,7 @@ constexpr int kLineBytes = 128;
 template <typename Compute, int kSums, class Shape>
 struct ThreadSums {
   static constexpr int kElements = Shape::kElements, kLanes = Shape::kLanes, kDown = Shape::kDown,
-      kRow = Shape::kBlock + Shape::kWarps;
+      kRow = Shape::kBlock + Shape::kWarps, kAtOnce = kLanes < kWarp ? kLanes : kWarp;
   Compute* place;
 
   static int slot(int thread) { return thread + thread / kWarp; }
@@ -60,9 +60,19 @@ struct ThreadSums {
 #pragma unroll
       for (int k = 0; k < kSums; ++k) {
         Compute sum = 0;
-#pragma unroll(kLanes < kWarp ? kLanes : kWarp)
-        for (int lane = 0; lane < kLanes; ++lane)
-          sum += first[k * kElements * kRow + slot(column % kDown * kLanes + lane)];
+#pragma unroll 1
+        for (int lane = 0; lane < kLanes; lane += kAtOnce) {
+          Compute some[kAtOnce];
+#pragma unroll
+          for (int i = 0; i < kAtOnce; ++i)
+            some[i] = first[k * kElements * kRow + slot(column % kDown * kLanes + lane + i)];
+#pragma unroll
+          for (int apart = 1; apart < kAtOnce; apart *= 2) {
+#pragma unroll
+            for (int i = 0; i < kAtOnce; i += 2 * apart) some[i] += some[i + apart];
+          }
+          sum = lane > 0 ? sum + some[0] : some[0];
+        }
         give(k, column, sum);
       }
     }
