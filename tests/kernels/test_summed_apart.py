@@ -92,9 +92,7 @@ class Given:
             np.testing.assert_allclose(ours, reference, rtol=exact, atol=exact * np.sqrt(rows) * 4)
 
 
-def tiling(
-    vector: int, elements: int, lanes: int, block: int, ctas: int = 1, *, variant: str = ""
-) -> Plan:
+def tiling(vector: int, elements: int, lanes: int, block: int, ctas: int = 1, *, variant: str = "") -> Plan:
     return tiling_apart(vector, elements, lanes, block, ctas, variant=variant, waits=EVENLY)
 
 
@@ -180,7 +178,10 @@ def test_gradients_of_norms_of_sums_in_one_pass_are_right(
 @pytest.mark.parametrize(
     ("shape", "plan"),
     [
-        ((3, 190, 36), tiling(2, 6, 8, 64, 4)),  # threads draw for one another, words that begin anywhere in a block
+        (
+            (3, 190, 36),
+            tiling(2, 6, 8, 64, 4),
+        ),  # threads draw for one another, words that begin anywhere in a block
         ((2, 12, 75), tiling(1, 6, 64, 128)),  # and each for itself
         ((3, 190, 36), tiling(2, 6, 8, 64, 4, variant="split")),
     ],
@@ -198,7 +199,9 @@ def test_a_dropout_of_results_beside_sums_drops_what_it_drops_elsewhere(
     assert in_one_pass(plans)
     dy, x, *of_rows = arrays
     options["bias"] = options["bias"].get()
-    for ours, theirs in zip(found, cupynorm.add_layer_norm_backward(dy, None, x, *of_rows, **options), strict=True):
+    for ours, theirs in zip(
+        found, cupynorm.add_layer_norm_backward(dy, None, x, *of_rows, **options), strict=True
+    ):
         np.testing.assert_allclose(ours.get(), theirs, rtol=2e-5, atol=2e-4)
 
 
@@ -286,9 +289,7 @@ def spec_of(shape: tuple[int, int, int], dtype: str, form: str) -> Any:
     def column(at: int) -> View:
         return View(at << 30, whole, (0, 0, size), kind)
 
-    rms, from_y, adds, drops = (
-        form == each for each in ("rms_norm", "from_y", "add_layer_norm", "dropout")
-    )
+    rms, from_y, adds, drops = (form == each for each in ("rms_norm", "from_y", "add_layer_norm", "dropout"))
     mean = None if rms or from_y else per_row(4)
     what = Normed(large(1), large(2), column(3), column(8) if from_y else None, mean, per_row(5), from_y)
     groups = row_groups_apart(outer * inner, cols).groups

@@ -129,8 +129,9 @@ class Apart(NamedTuple):
         before blocks of the grid share rows, and 1 where results have operands of their own, or there are more sums
         than an element has fields.
     summed_one_wave
-        From how many columns on there are no more of these blocks than run at once: a group of rows has one or two
-        tiles, and the first one of a block's next group is on its way while this one's results are stored.
+        From how many columns on there are no more of these blocks than run at once, as where results have operands of
+        their own: a group of rows has one or two tiles, and the first one of a block's next group is on its way while
+        this one's results are stored.
     held_over_the_grid
         From how many blocks on that hold a row it is read again instead of waiting in their registers, unless the
         blocks that run at once hold all rows, or there are so many tiles.

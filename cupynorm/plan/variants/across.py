@@ -159,7 +159,8 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     tiles = problem.row_groups if problem.column_sums else tiles
     if plan.variant == "split":
         return _all_over_the_grid(question, plan, tiles, reason)
-    one_wave = problem.column_sums and problem.cols >= question.rules.apart.summed_one_wave
+    wide = problem.cols >= question.rules.apart.summed_one_wave
+    one_wave = problem.column_sums and (wide or problem.epilogue_operands)
     waves = 1.0 if one_wave else ONE_BLOCK_PER_ROW
     return with_grid(question, plan, tiles * plan.ctas_per_row, reason, waves)
 
