@@ -34,8 +34,8 @@ struct Sharing {
   int group, groups, part, parts;
 };
 
-// Says which blocks share rows. Those of the grid then can meet: their room holds a counter of each group of blocks, and
-// behind these their messages. Before any load.
+// Says which blocks share rows. Those of the grid then can meet: their room holds a counter of each group of blocks,
+// and behind these their messages. Before any load.
 template <class Op, class Shape, class Store>
 inline Sharing begin_sharing(const Store& store, GridMeeting& meeting) {
   if constexpr (!Shape::kOfGrid) {
