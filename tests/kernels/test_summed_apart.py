@@ -112,11 +112,8 @@ PLANS = [
     ((2, 192, 36), tiling(4, 6, 4, 64, 2)),
     ((3, 190, 36), tiling(2, 13, 8, 64, 2)),
     ((2, 50, 50), tiling(2, 4, 16, 64, 4)),
-    # blocks of the grid, one group of them or two, of which each has several groups of tiles; threads side by side of
-    # two warps, with neighbours of an odd number
+    # blocks of the grid; threads side by side of two warps, with neighbours of an odd number
     ((3, 190, 36), tiling(4, 6, 8, 64, 5, variant="split")),
-    ((2, 65, 40), tiling(2, 3, 4, 32, 3, variant="split")),
-    ((2, 12, 75), tiling(1, 6, 64, 128)),
     ((1, 45, 67), tiling(1, 6, 64, 256, 2)),
 ]
 
@@ -178,12 +175,9 @@ def test_gradients_of_norms_of_sums_in_one_pass_are_right(
 @pytest.mark.parametrize(
     ("shape", "plan"),
     [
-        (
-            (3, 190, 36),
-            tiling(2, 6, 8, 64, 4),
-        ),  # threads draw for one another, words that begin anywhere in a block
-        ((2, 12, 75), tiling(1, 6, 64, 128)),  # and each for itself
+        # threads draw for one another, words that begin anywhere in a block; or each for itself
         ((3, 190, 36), tiling(2, 6, 8, 64, 4, variant="split")),
+        ((2, 12, 75), tiling(1, 6, 64, 128)),
     ],
 )
 def test_a_dropout_of_results_beside_sums_drops_what_it_drops_elsewhere(
@@ -240,9 +234,9 @@ def test_bits_of_sums_do_not_depend_on_how_many_blocks_share_a_row() -> None:
 def test_bits_of_sums_do_not_depend_on_how_many_blocks_a_device_holds(
     variant: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    # nine tiles, five groups of them: for some clusters or groups of blocks, which go on, or for five
+    # three tiles, in the first three of five groups: for some clusters or groups of blocks, which go on, or for five
     monkeypatch.setattr(row_groups, "NUMBERS", row_groups.NUMBERS._replace(apart_groups=[(8192, 5)]))
-    given, plan = Given((3, 96, 88), "float32"), tiling(2, 6, 16, 64, 4, variant=variant)
+    given, plan = Given((1, 800, 88), "float32"), tiling(2, 13, 16, 256, 4, variant=variant)
     plan, bits = dataclasses.replace(plan, min_blocks=6), set()
     for sms in (1, 132):
         with pytest.MonkeyPatch.context() as patch:
@@ -255,12 +249,11 @@ def test_bits_of_sums_do_not_depend_on_how_many_blocks_a_device_holds(
 
 
 def test_other_rows_take_a_pass_of_their_own() -> None:
-    # as with fewer neighbours than a warp has side by side
-    for shape, dtype in (((3, 40, 19), "float16"), ((1, 4000, 16), "float32")):
-        given = Given(shape, dtype)
-        found, plans = given.found()
-        assert not in_one_pass(plans)
-        given.assert_right(found, given.expected())
+    # as of a few columns of single halves
+    given = Given((3, 40, 19), "float16")
+    found, plans = given.found()
+    assert not in_one_pass(plans)
+    given.assert_right(found, given.expected())
     given = Given((2, 96, 72), "float32")
     found, plans = given.found(plan="uncached")
     assert not in_one_pass(plans)
@@ -317,10 +310,8 @@ COMPILED = [
     ((16, 96, 4097), "float32", "rms_norm", "90"),
     ((16, 96, 4096), "float64", "layer_norm", "90"),
     ((16, 3000, 1024), "float16", "layer_norm", "90"),
-    ((16, 16384, 1024), "float32", "layer_norm", "90"),
     ((16, 4096, 1024), "float16", "dropout", "90"),
     ((16, 768, 361), "float16", "rms_norm", "90"),
-    ((16, 1000, 1024), "float64", "rms_norm", "90"),
     ((16, 96, 4096), "float16", "layer_norm", "80"),
     ((16, 40, 4096), "float32", "add_layer_norm", "80"),
 ]
