@@ -118,8 +118,8 @@ def test_a_call_that_ran_on_the_whole_device_runs_on_a_share_of_it(simulated: An
 
 def test_sums_beside_rows_that_blocks_share_take_a_pass_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     simulated = simulator.install(monkeypatch, "a100")  # without clusters
-    dy, x = (simulated.cupy.asarray(rows((2, 300, 32))) for _ in range(2))
-    gamma = simulated.cupy.asarray(rows((1, 300))[0])
+    dy, x = (simulated.cupy.asarray(rows((2, 1000, 32))) for _ in range(2))
+    gamma = simulated.cupy.asarray(rows((1, 1000))[0])
     usual = cupynorm.layer_norm_backward(dy, x, gamma, axis=1)
     assert "split" in {plan.variant for plan in planned()}
     row_ops.forget()
@@ -129,7 +129,7 @@ def test_sums_beside_rows_that_blocks_share_take_a_pass_of_their_own(monkeypatch
         found = cupynorm.layer_norm_backward(dy, x, gamma, axis=1)
 
     for ours, theirs in zip(found, usual, strict=True):
-        np.testing.assert_allclose(ours.get(), theirs.get(), rtol=1e-4, atol=1e-4)
+        np.testing.assert_allclose(ours.get(), theirs.get(), rtol=2e-3, atol=2e-3)
 
 
 def test_a_plan_that_was_asked_for_is_not_replaced(simulated: Any) -> None:
