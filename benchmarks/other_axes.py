@@ -47,6 +47,10 @@ def _columns(a: Arrays) -> tuple[Any, Any]:
     return a["columns"], a["columns"]
 
 
+def _gradient(a: Arrays) -> tuple[Any, ...]:
+    return a["other"], a["x"], a["columns"], a["mean"], a["rstd"]
+
+
 FORMS: dict[str, Timed] = {
     "softmax": Timed(lambda a, **o: cupynorm.softmax(a["x"], out=a["y"], **o), 2),
     "layer_norm": Timed(lambda a, **o: cupynorm.layer_norm(a["x"], *_columns(a), out=a["y"], **o), 2),
@@ -73,6 +77,21 @@ FORMS: dict[str, Timed] = {
     ),
     "softmax_backward": Timed(
         lambda a, **o: cupynorm.softmax_backward(a["other"], a["x"], out=a["y"], **o), 3
+    ),
+    "layer_norm_backward": Timed(
+        lambda a, **o: cupynorm.layer_norm_backward(*_gradient(a), out=a["y"], **o)[0], 3
+    ),
+    "add_layer_norm_backward": Timed(
+        lambda a, **o: cupynorm.add_layer_norm_backward(
+            a["other"], a["ds"], *_gradient(a)[1:], out=a["y"], **o
+        )[0],
+        4,
+    ),
+    "add_layer_norm_backward, dropout": Timed(
+        lambda a, **o: cupynorm.add_layer_norm_backward(
+            a["other"], None, *_gradient(a)[1:], dropout=0.1, seed=7, out=a["y"], **o
+        )[0],
+        4,
     ),
     "a fusion": Timed(lambda a, **o: scaled_and_added(a["x"], a["other"], out=a["y"], **o), 3),
     "rescale": Timed(lambda a, **o: cupynorm.rescale(a["x"], out=a["y"], **o), 2),
@@ -148,7 +167,8 @@ def arrays_of(shape: tuple[int, ...], axis: int, dtype: str) -> Arrays:
         "columns": cupy.ones(cols, kind),
         "bytes": cupy.empty(shape, "i1"),
     }
-    found |= {"lengths": lengths, "weights": repeated(abs(numbers))}
+    found |= {"lengths": lengths, "weights": repeated(abs(numbers)), "ds": repeated(numbers)}
+    found |= {"mean": cupy.zeros(rows, "f4"), "rstd": cupy.ones(rows, "f4")}
     return found | {"labels": cupy.asarray(random.integers(0, cols, rows), "i4")}
 
 

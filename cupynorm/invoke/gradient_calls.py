@@ -117,7 +117,7 @@ def norm_steps(call: GradientCall, forward: RowOp, *, clusters: bool = True) -> 
 
     Sums of parameters are taken in the pass that gives dx where a row and its sums have a place in registers. Else they
     come first, in a pass of their own: dx may be written over what they read; that of the bias comes last, of dx as it
-    was rounded. clusters: whether the device runs them.
+    was rounded. clusters: whether the device runs them, and blocks that wait for one another.
     """
     what, steps = call.what, Steps(call.device, call.compute)
     shape, axes = what.x.shape, what.axes

@@ -72,7 +72,10 @@ Launched = TypeVar("Launched")
 
 
 class NeedsClustersError(RuntimeError):
-    """Our part of the device runs no clusters, and no other plan fits. why: what it refuses."""
+    """Our part of the device runs no clusters, or not so many blocks at once, and no other plan fits.
+
+    why: what it refuses.
+    """
 
     def __init__(self, why: str) -> None:
         super().__init__(f"{why}: the plan that was asked for needs that")
@@ -110,9 +113,7 @@ def _replan_after_refusal(
     try:
         found = _prepare(device, spec, wanted, cooperative=False, clusters=at_once)
     except DoesNotFitError:
-        if not at_once:
-            raise NeedsClustersError(why) from error
-        raise RuntimeError(f"{why}: the plan that was asked for needs that") from error
+        raise NeedsClustersError(why) from error
     with _lock:
         add(_launches, _key_of(device, spec, wanted), found)
     warn_of_refusal(

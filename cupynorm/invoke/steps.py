@@ -54,7 +54,8 @@ class Steps:
     def __init__(self, device: int, compute: Dtype) -> None:
         """device: its number; -1 where kernels are asked about, and none is launched."""
         self.specs: list[KernelSpec] = []
-        # gives the kernels for where the device runs no clusters, or not such large ones; and what they do differently
+        # gives the kernels for where the device runs no clusters, or not such large ones, nor so many blocks at once;
+        # and what they do differently
         self.otherwise: Callable[[], Steps] | None = None
         self.differently = "sums of parameters take a pass of their own"
         self.workspace: dict[str, Any] = {}
@@ -142,7 +143,10 @@ class Steps:
         self.specs += sum_specs(what, self._compute, partial)
 
     def fits(self, problem: Problem, plan: str | Plan | None, *, clusters: bool = True) -> bool:
-        """Say whether a kernel has a plan, or the one that is forced. clusters: whether the device runs them."""
+        """Say whether a kernel has a plan, or the one that is forced.
+
+        clusters: whether the device runs them, and blocks that wait for one another.
+        """
         if self._device >= 0:
             limits = devices.limits_of(self._device)
         else:
@@ -150,7 +154,11 @@ class Steps:
             limits, plan = asked.limits or RECORDED["h200"], asked.plan
         try:
             choose(
-                problem, limits, lambda each: each.min_blocks if clusters or each.cluster == 1 else 0, plan
+                problem,
+                limits,
+                lambda each: each.min_blocks if clusters or each.cluster == 1 else 0,
+                plan,
+                cooperative=clusters,
             )
         except DoesNotFitError:
             return False

@@ -273,13 +273,13 @@ def _in_steps(x: View, what: Around, axes: int) -> bool:
     if what.mask is not None:
         where = what.mask.views().get("where")
         arrays += [] if where is None or is_per_row(where, axes) else [where]
-    # a dropout is drawn for steps where no sum over rows is taken, too (row/drawn.cuh)
+    # a dropout is drawn for steps (row/drawn.cuh): of what is loaded where no sum over rows is taken, else of results
     lacking = Label if what.sums is None else (Dropout, Label)
     loaded = not any(isinstance(each, lacking) for each in what.load_operands)
     stored = all(_is_of_row(each, axes) for each in what.store_operands)
     if what.sums is not None:  # the kernel has steps of what the results are computed from, too
         arrays += [each for each in what.store_operands if isinstance(each, View)]
-        stored = not any(isinstance(each, (Dropout, Label)) for each in what.store_operands)
+        stored = not any(isinstance(each, Label) for each in what.store_operands)
     return loaded and stored and all(_is_even(each, axes) for each in arrays)
 
 
@@ -353,7 +353,7 @@ def _problem(
         unaligned=0,
         alignment_period=1,
         across=_across(x, axes),
-        room=what.sums is None,
+        room=True,
     )
 
 

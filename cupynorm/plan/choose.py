@@ -113,7 +113,7 @@ def _across(question: Question, name: str | None, *, cooperative: bool) -> Plan:
             f"use {', '.join(across.VARIANTS_ACROSS)}"
         )
     if question.problem.column_sums:
-        found = across.summed(question, name)
+        found = across.summed(question, name, cooperative=cooperative)
     else:
         found = across.across(question, name, cooperative=cooperative)
     if found is None:

@@ -66,7 +66,8 @@ class Problem:
         An element's exponential waits in its place, which is taken again where x waits as it was loaded.
     column_sums, row_groups
         How many sums over rows are taken in the same pass, for each column, and in how many groups of rows. Rows then
-        wait in registers, in warp, block or cluster, and so do the sums.
+        wait in registers, in warp, block or cluster, and so do the sums; those that lie apart in split, too, and their
+        sums in shared memory.
     across
         For rows whose elements lie apart from one another: how many rows are neighbours in memory, element by element;
         1 if none are. 0: rows are contiguous.

@@ -65,7 +65,7 @@ template <class Function, class Gamma, class Beta, class Outputs_, class Operand
 struct FusedStore : ColumnsOf<FusedStore<Function, Gamma, Beta, Outputs_, Operands_>, Gamma, Beta> {
   using Type = typename Outputs_::Type;
   using Affines = AffineColumns<Gamma, Beta>;
-  static constexpr int kBytes = Outputs_::kBytes;
+  static constexpr int kBytes = Outputs_::kBytes, kDrawn = Operands_::kDrawn;
   static constexpr bool kHasEpilogueOperands = true, kScales = false,
       kInSteps = Outputs_::kInSteps && Operands_::kPerRow, kOperandsInSteps = Outputs_::kInSteps && Operands_::kInSteps;
   Outputs_ to;

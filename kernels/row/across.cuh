@@ -29,25 +29,43 @@ inline void begin_together(Mbarrier (&mbarriers)[4]) {
   pdl_wait_and_trigger();
 }
 
+// Which blocks of the launch share rows: this block's group of them, of how many, and its part of how many.
+struct Sharing {
+  int group, groups, part, parts;
+};
+
+// Says which blocks share rows. Those of the grid then can meet: their room holds a counter of each group of blocks,
+// and behind these their messages. Before any load.
+template <class Op, class Shape, class Store>
+inline Sharing begin_sharing(const Store& store, GridMeeting& meeting) {
+  if constexpr (!Shape::kOfGrid) {
+    constexpr int kCtas = Shape::kCtasPerRow;
+    return {int(blockIdx.x) / kCtas, int(gridDim.x) / kCtas, kCtas > 1 ? int(cluster_rank()) : 0, kCtas};
+  } else {
+    // Neighbouring blocks share rows, so that those of a multiprocessor do not, and one waits while another works.
+    const int groups = gridDim.x, parts = gridDim.y, number = blockIdx.y * groups + blockIdx.x, group = number / parts,
+        part = number % parts;
+    meeting = {store.room, group, part, 0, 0, sizeof(SlotWords<Op>)};
+    if (part == 0 && threadIdx.x == 0) *meeting.counter() = 0;
+    meeting.begun = grid_arrive();
+    if constexpr (Shape::kHolds) grid_wait(meeting.begun);  // else before the first meeting: they have the registers
+    return {group, groups, part, parts};
+  }
+}
+
 // Calls go(tile, meeting) for each tile that this block works on, of as many as hold all rows: for one, or, where
-// blocks share rows over the grid, for one after the other. Their room holds a counter of each group of blocks, and
-// behind these their messages. Before any load.
+// blocks share rows over the grid, for one after the other. Before any load.
 template <class Op, class Shape, class Store, class Go>
 inline void go_through_tiles(const Store& store, int64 rows, Go go) {
   if constexpr (!Shape::kOfGrid) {
     const int part = Shape::kCtasPerRow > 1 ? cluster_rank() : 0;
     go(TilePart{blockIdx.x / Shape::kCtasPerRow, part, Shape::kCtasPerRow, rows}, nullptr);
   } else if constexpr (kIsRoomy<Store>) {
-    // Neighbouring blocks share rows, so that those of a multiprocessor do not, and one waits while another works.
-    const int groups = gridDim.x, parts = gridDim.y, number = blockIdx.y * groups + blockIdx.x, group = number / parts,
-        part = number % parts;
-    GridMeeting meeting = {store.room, group, part, 0, 0, sizeof(SlotWords<Op>)};
-    if (part == 0 && threadIdx.x == 0) *meeting.counter() = 0;
-    meeting.begun = grid_arrive();
-    if constexpr (Shape::kHolds) grid_wait(meeting.begun);  // else before the first meeting: they have the registers
-    int64 tile = group;
-    while (go(TilePart{tile, part, parts, tile + groups}, &meeting)) {
-      tile += groups;
+    GridMeeting meeting;
+    const Sharing sharing = begin_sharing<Op, Shape>(store, meeting);
+    int64 tile = sharing.group;
+    while (go(TilePart{tile, sharing.part, sharing.parts, tile + sharing.groups}, &meeting)) {
+      tile += sharing.groups;
       // or what is computed from these would wait in registers from one tile to the next
       make_opaque(meeting.group), make_opaque(meeting.part), make_opaque(meeting.room);
     }

@@ -80,6 +80,8 @@ def of_a_middle_axis(each: Any, outer: int, cols: int, inner: int) -> Any:
         (64, 768, 196),
         (1, 1500, 2048),
         (1, 4000, 96),
+        (3, 700, 181),
+        (2, 17_000, 72),
     ],
 )
 def test_columns_along_a_middle_axis(cuda: Any, outer: int, cols: int, inner: int, dtype: str) -> None:

@@ -12,6 +12,7 @@ import pytest
 import cupynorm
 from cupynorm._dtypes import compute_dtype, dtype_of
 from cupynorm.call.view import View
+from cupynorm.host.philox import Dropout
 from cupynorm.invoke import row_ops
 from cupynorm.lower import row_groups
 from cupynorm.lower.backward import LAYER_NORM_BACKWARD, RMS_NORM_BACKWARD
@@ -19,6 +20,7 @@ from cupynorm.lower.gradients import Added, Normed, ParameterSums, norm_gradient
 from cupynorm.lower.row_groups import row_groups_apart
 from cupynorm.lower.sums import nowhere
 from cupynorm.plan.config import EVENLY, Plan
+from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.rules import rules_of
 from cupynorm.runtime import nvrtc
 from tests import SLOW, simulator
@@ -90,8 +92,8 @@ class Given:
             np.testing.assert_allclose(ours, reference, rtol=exact, atol=exact * np.sqrt(rows) * 4)
 
 
-def tiling(vector: int, elements: int, lanes: int, block: int, ctas: int = 1) -> Plan:
-    return tiling_apart(vector, elements, lanes, block, ctas, waits=EVENLY)
+def tiling(vector: int, elements: int, lanes: int, block: int, ctas: int = 1, *, variant: str = "") -> Plan:
+    return tiling_apart(vector, elements, lanes, block, ctas, variant=variant, waits=EVENLY)
 
 
 def in_one_pass(plans: Sequence[Plan]) -> bool:
@@ -110,6 +112,9 @@ PLANS = [
     ((2, 192, 36), tiling(4, 6, 4, 64, 2)),
     ((3, 190, 36), tiling(2, 13, 8, 64, 2)),
     ((2, 50, 50), tiling(2, 4, 16, 64, 4)),
+    # blocks of the grid; threads side by side of two warps, with neighbours of an odd number
+    ((3, 190, 36), tiling(4, 6, 8, 64, 5, variant="split")),
+    ((1, 45, 67), tiling(1, 6, 64, 256, 2)),
 ]
 
 
@@ -167,6 +172,33 @@ def test_gradients_of_norms_of_sums_in_one_pass_are_right(
     )
 
 
+@pytest.mark.parametrize(
+    ("shape", "plan"),
+    [
+        # threads draw for one another, words that begin anywhere in a block; or each for itself
+        ((3, 190, 36), tiling(2, 6, 8, 64, 4, variant="split")),
+        ((2, 12, 75), tiling(1, 6, 64, 128)),
+    ],
+)
+def test_a_dropout_of_results_beside_sums_drops_what_it_drops_elsewhere(
+    shape: tuple[int, int, int], plan: Plan
+) -> None:
+    given = Given(shape, "float32")
+    arrays = given.dy, given.x, given.gamma, given.mean, given.rstd
+    options: dict[str, Any] = {"axis": 1, "bias": np.zeros(shape[1], np.float32), "dropout": 0.3, "seed": 5}
+    with row_ops.observed() as plans:
+        dy, x, *of_rows = map(cupy.asarray, arrays)
+        options["bias"] = cupy.asarray(options["bias"])
+        found = cupynorm.add_layer_norm_backward(dy, None, x, *of_rows, plan=plan, **options)
+    assert in_one_pass(plans)
+    dy, x, *of_rows = arrays
+    options["bias"] = options["bias"].get()
+    for ours, theirs in zip(
+        found, cupynorm.add_layer_norm_backward(dy, None, x, *of_rows, **options), strict=True
+    ):
+        np.testing.assert_allclose(ours.get(), theirs, rtol=2e-5, atol=2e-4)
+
+
 def test_results_and_what_is_added_to() -> None:
     given = Given((2, 96, 72), "float16")
     dy, gamma, beta, rstd = map(cupy.asarray, (given.dy, given.gamma, given.beta, given.rstd))
@@ -198,18 +230,34 @@ def test_bits_of_sums_do_not_depend_on_how_many_blocks_share_a_row() -> None:
             np.testing.assert_array_equal(ours, theirs)
 
 
+@pytest.mark.parametrize("variant", ["cluster", "split"])
+def test_bits_of_sums_do_not_depend_on_how_many_blocks_a_device_holds(
+    variant: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # three tiles, in the first three of five groups: for some clusters or groups of blocks, which go on, or for five
+    monkeypatch.setattr(row_groups, "NUMBERS", row_groups.NUMBERS._replace(apart_groups=[(8192, 5)]))
+    given, plan = Given((1, 800, 88), "float32"), tiling(2, 13, 16, 256, 4, variant=variant)
+    plan, bits = dataclasses.replace(plan, min_blocks=6), set()
+    for sms in (1, 132):
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setitem(RECORDED, "few", dataclasses.replace(RECORDED["h200"], sm_count=sms))
+            simulator.install(patch, "few")
+            found, plans = given.found(plan=plan)
+        assert (plans[0].grid < 20) == (sms == 1)
+        bits.add(tuple(each.tobytes() for each in found))
+    assert len(bits) == 1
+
+
 def test_other_rows_take_a_pass_of_their_own() -> None:
-    # as of halves that do not lie in pairs, and of more columns than clusters have registers for
-    for shape, dtype in (((3, 40, 19), "float16"), ((1, 4000, 16), "float32")):
-        given = Given(shape, dtype)
-        found, plans = given.found()
-        assert not in_one_pass(plans)
-        given.assert_right(found, given.expected())
-    for plan in ("split", "uncached"):
-        given = Given((2, 96, 72), "float32")
-        found, plans = given.found(plan=plan)
-        assert not in_one_pass(plans)
-        given.assert_right(found, given.expected())
+    # as of a few columns of single halves
+    given = Given((3, 40, 19), "float16")
+    found, plans = given.found()
+    assert not in_one_pass(plans)
+    given.assert_right(found, given.expected())
+    given = Given((2, 96, 72), "float32")
+    found, plans = given.found(plan="uncached")
+    assert not in_one_pass(plans)
+    given.assert_right(found, given.expected())
 
 
 def test_a_forced_tiling_without_an_element_for_each_thread_takes_a_pass_of_its_own() -> None:
@@ -220,7 +268,7 @@ def test_a_forced_tiling_without_an_element_for_each_thread_takes_a_pass_of_its_
 
 
 def spec_of(shape: tuple[int, int, int], dtype: str, form: str) -> Any:
-    """Lower a gradient with all its sums along the middle axis: of layer_norm, rms_norm, from_y or add_layer_norm."""
+    """Lower a gradient with all its sums along the middle axis: of a form in COMPILED."""
     (outer, cols, inner), kind = shape, dtype_of(dtype)
     compute = compute_dtype(kind, kind)
     size, wide, whole = kind.itemsize, compute.itemsize, (outer, inner, cols)
@@ -234,13 +282,14 @@ def spec_of(shape: tuple[int, int, int], dtype: str, form: str) -> Any:
     def column(at: int) -> View:
         return View(at << 30, whole, (0, 0, size), kind)
 
-    rms, from_y, adds = form == "rms_norm", form == "from_y", form == "add_layer_norm"
+    rms, from_y, adds, drops = (form == each for each in ("rms_norm", "from_y", "add_layer_norm", "dropout"))
     mean = None if rms or from_y else per_row(4)
     what = Normed(large(1), large(2), column(3), column(8) if from_y else None, mean, per_row(5), from_y)
     groups = row_groups_apart(outer * inner, cols).groups
     place = nowhere(groups, cols, compute)
     places = ParameterSums(0, place, None if rms else place, place if adds else None)
     added = Added(large(6), 0.5, None, large(9)) if adds else None
+    added = Added(None, 1.0, Dropout(0.1, 5, 0), large(9)) if drops else added
     op = RMS_NORM_BACKWARD if rms else LAYER_NORM_BACKWARD
     return norm_gradient(op, what, large(7), 1, compute, added, places)
 
@@ -260,6 +309,9 @@ COMPILED = [
     ((16, 1000, 4096), "float32", "from_y", "90"),
     ((16, 96, 4097), "float32", "rms_norm", "90"),
     ((16, 96, 4096), "float64", "layer_norm", "90"),
+    ((16, 3000, 1024), "float16", "layer_norm", "90"),
+    ((16, 4096, 1024), "float16", "dropout", "90"),
+    ((16, 768, 361), "float16", "rms_norm", "90"),
     ((16, 96, 4096), "float16", "layer_norm", "80"),
     ((16, 40, 4096), "float32", "add_layer_norm", "80"),
 ]
@@ -280,7 +332,7 @@ def test_plans_keep_their_numbers_in_registers(
     compile_all_together()
     plan, kernel = chosen(spec_of(shape, dtype, form), DEVICES[arch], arch, major=13)
     assert plan.block * plan.min_blocks >= 256  # threads of a multiprocessor
-    assert kernel.stack_bytes <= rules_of(arch).apart.few_local_bytes * (form == "from_y")
+    assert kernel.stack_bytes <= rules_of(arch).apart.few_local_bytes * (form == "from_y" or shape[1] > 1536)
     code = code_of(kernel, arch)
     assert not begins_too_soon(code, arch)
     assert not stalls_a_cluster(code, arch)

@@ -450,31 +450,57 @@ def sums_apart(size: int, cols: int, vector: int, *, more: bool) -> Problem:
         row_groups=528,
         across=4096,
         in_steps=True,
+        room=True,
     )
 
 
 @pytest.mark.parametrize("row", rules_of("90").apart.summed, ids=str)
 def test_each_tiling_of_sums_beside_rows_that_lie_apart_is_for_some_rows(row: tuple[int, ...]) -> None:
-    size, fewest, most, vector, block, width, elements, blocks, more = row
+    size, fewest, most, vector, block, width, elements, blocks, most_ctas, more = row
     for cols in {max(fewest, 4), most}:
         problem = sums_apart(size, cols, vector, more=bool(more))
         plan = choose(problem, RECORDED["h200"], lambda plan: plan.min_blocks)
         assert (plan.vector, plan.block, plan.min_blocks) == (vector, block, blocks)
         assert plan.across * vector * size == width
         assert plan.vectors <= elements
-        assert plan.grid == 528 * plan.ctas_per_row
+        assert plan.cluster <= most_ctas
+        assert plan.grid <= 528 * plan.ctas_per_row
         assert plan.waits == EVENLY
+
+
+def test_rows_with_sums_beside_them_that_lie_apart_take_a_cluster_then_the_grid() -> None:
+    found = [
+        choose(sums_apart(2, cols, 4, more=False), RECORDED["h200"], lambda plan: plan.min_blocks)
+        for cols in (96, 1536, 3000, 3073, 16384, 50257)
+    ]
+    assert [plan.variant for plan in found] == ["block", "cluster", "cluster", "split", "split", "split"]
+    for plan in found:
+        assert plan.vectors * plan.group * plan.ctas_per_row >= 96
+        assert plan.variant != "split" or plan.grid <= 132
+    few = sums_apart(2, 3000, 4, more=False)
+    together = choose(few, RECORDED["a100"], lambda plan: plan.min_blocks)  # without clusters
+    assert together.variant == "split"
+    with pytest.raises(DoesNotFitError):
+        choose(few, RECORDED["a100"], lambda plan: plan.min_blocks, cooperative=False)
+
+
+def test_few_neighbours_of_rows_with_sums_beside_them_are_whole_tiles() -> None:
+    for across, lanes in ((64, 16), (32, 8), (16, 4)):
+        problem = dataclasses.replace(sums_apart(2, 768, 4, more=False), across=across)
+        assert choose(problem, RECORDED["h200"], lambda plan: plan.min_blocks).across == lanes
+    fewer = dataclasses.replace(sums_apart(2, 768, 4, more=False), across=12)
+    with pytest.raises(DoesNotFitError):
+        choose(fewer, RECORDED["h200"], lambda plan: plan.min_blocks)
 
 
 def test_sums_beside_rows_that_lie_apart_have_no_other_plan() -> None:
     limits = RECORDED["h200"]
-    for size, cols, vector in ((2, 96, 1), (2, 2000, 4), (4, 2000, 2), (8, 1000, 1)):
+    for size, cols, vector in ((2, 70000, 4), (4, 70000, 2), (8, 40000, 1)):
         with pytest.raises(DoesNotFitError):
             choose(sums_apart(size, cols, vector, more=False), limits, lambda plan: plan.min_blocks)
     problem = sums_apart(4, 96, 2, more=False)
-    for variant in ("split", "uncached"):
-        with pytest.raises(DoesNotFitError):
-            choose(problem, limits, lambda plan: plan.min_blocks, variant)
+    with pytest.raises(DoesNotFitError):
+        choose(problem, limits, lambda plan: plan.min_blocks, "uncached")
     uneven = dataclasses.replace(problem, in_steps=False)  # as where columns are those of two axes
     with pytest.raises(DoesNotFitError):
         choose(uneven, limits, lambda plan: plan.min_blocks)

@@ -27,7 +27,7 @@ TOO_LARGE, NOT_SUPPORTED = "CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE", "CUDA_ERRO
 SPLIT, CLAIMS = (1, 300_000), (7, 8193)
 
 
-def rows(shape: tuple[int, int]) -> Any:
+def rows(shape: tuple[int, ...]) -> Any:
     return np.random.default_rng(0).standard_normal(shape).astype(np.float16)
 
 
@@ -114,6 +114,22 @@ def test_a_call_that_ran_on_the_whole_device_runs_on_a_share_of_it(simulated: An
     asnumpy = simulated.cupy.asnumpy
     np.testing.assert_allclose(asnumpy(y), asnumpy(expected), rtol=2e-3, atol=1e-3)
     np.testing.assert_array_equal(asnumpy(cupynorm.layer_norm(x, gamma, beta)), asnumpy(y))
+
+
+def test_sums_beside_rows_that_blocks_share_take_a_pass_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    simulated = simulator.install(monkeypatch, "a100")  # without clusters
+    dy, x = (simulated.cupy.asarray(rows((2, 1000, 32))) for _ in range(2))
+    gamma = simulated.cupy.asarray(rows((1, 1000))[0])
+    usual = cupynorm.layer_norm_backward(dy, x, gamma, axis=1)
+    assert "split" in {plan.variant for plan in planned()}
+    row_ops.forget()
+    machine.share_refusal = TOO_LARGE
+
+    with pytest.warns(UserWarning, match="at once .*: sums of parameters take a pass of their own"):
+        found = cupynorm.layer_norm_backward(dy, x, gamma, axis=1)
+
+    for ours, theirs in zip(found, usual, strict=True):
+        np.testing.assert_allclose(ours.get(), theirs.get(), rtol=2e-3, atol=2e-3)
 
 
 def test_a_plan_that_was_asked_for_is_not_replaced(simulated: Any) -> None:

@@ -125,8 +125,13 @@ class Apart(NamedTuple):
     summed
         Where sums over rows are taken in the same pass, best first: bytes of an element of x, the fewest and the most
         columns that it is for, neighbouring rows of a thread, threads of a block, bytes of neighbouring rows side by
-        side, elements of each row that a thread has at most, blocks of a multiprocessor, and 1 where results have
-        operands of their own, or there are more sums than an element has fields.
+        side, elements of each row that a thread has at most, blocks of a multiprocessor, blocks of a cluster at most,
+        before blocks of the grid share rows, and 1 where results have operands of their own, or there are more sums
+        than an element has fields.
+    summed_one_wave
+        From how many columns on there are no more of these blocks than run at once, as where results have operands of
+        their own: a group of rows has one or two tiles, and the first one of a block's next group is on its way while
+        this one's results are stored.
     held_over_the_grid
         From how many blocks on that hold a row it is read again instead of waiting in their registers, unless the
         blocks that run at once hold all rows, or there are so many tiles.
@@ -170,6 +175,7 @@ class Apart(NamedTuple):
     over_the_grid: Sequence[Sequence[int]]
     over_the_grid_any: Mapping[int, int]
     summed: Sequence[Sequence[int]]
+    summed_one_wave: int
     held_over_the_grid: Sequence[int]
     again_over_the_grid: Mapping[int, Sequence[int]]
     stretches: Sequence[int]

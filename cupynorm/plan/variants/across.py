@@ -25,15 +25,21 @@ from cupynorm.plan.config import (
     MAX_ROWS_OF_WORD,
     MOST_ROW_NUMBERS,
     NOWHERE,
+    ONE_BLOCK_PER_ROW,
     PARTS_ACROSS,
     REGISTER_BYTES,
+    SECTOR_BYTES,
     WARP,
     WHOLE_COLUMNS,
     Plan,
     in_accesses,
 )
-from cupynorm.plan.partition import is_power_of_two
-from cupynorm.plan.variants.across_grid import again_over_the_grid, held_over_the_grid
+from cupynorm.plan.partition import is_power_of_two, power_of_two_to
+from cupynorm.plan.variants.across_grid import (
+    again_over_the_grid,
+    held_over_the_grid,
+    share_of_the_grid,
+)
 from cupynorm.plan.variants.tiles import (
     KINDS,
     MORE_IF_SPILLED,
@@ -148,11 +154,15 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     whole = plan.waits == EVENLY and problem.in_steps
     if whole and plan.vectors * plan.group <= WHOLE_COLUMNS:  # gamma and beta, converted
         needed += plan.vectors * plan.group * len(problem.parameter_bytes) * problem.compute_bytes
+    needed += problem.column_sums * plan.vectors * (plan.block + plan.block // WARP) * problem.compute_bytes
     plan = replace(plan, full=full, shared_bytes=needed)
+    tiles = problem.row_groups if problem.column_sums else tiles
     if plan.variant == "split":
         return _all_over_the_grid(question, plan, tiles, reason)
-    tiles = problem.row_groups if problem.column_sums else tiles
-    return with_grid(question, plan, tiles * plan.ctas_per_row, reason)
+    wide = problem.cols >= question.rules.apart.summed_one_wave
+    one_wave = problem.column_sums and (wide or problem.epilogue_operands)
+    waves = 1.0 if one_wave else ONE_BLOCK_PER_ROW
+    return with_grid(question, plan, tiles * plan.ctas_per_row, reason, waves)
 
 
 def _all_over_the_grid(question: Question, plan: Plan, tiles: int, reason: str) -> Plan | None:
@@ -165,35 +175,51 @@ def _all_over_the_grid(question: Question, plan: Plan, tiles: int, reason: str) 
     return all_at_once(question, plan, groups * plan.ctas_per_row, resident, reason) if groups else None
 
 
-def summed(question: Question, variant: str | None = None) -> Plan | None:
+def summed(question: Question, variant: str | None = None, *, cooperative: bool = True) -> Plan | None:
     """Return the first plan in turn that holds rows and sums of their columns (row_summed_apart); None if none does.
 
-    A group of rows goes to the blocks of a cluster, if not to one, of which there are more where groups are few. A few
-    bytes that a thread spills cost less than a block of a multiprocessor.
+    A group of rows goes to one block, else to those of a cluster, of which there are more where groups are few, else to
+    blocks of the grid, if these may have to run all at once (cooperative). A few bytes that a thread spills cost less
+    than a block of a multiprocessor.
     """
     problem = question.problem
     if not problem.in_steps:
         return None
     question = question._replace(local_bytes=_more_than_a_few(question))
-    ctas = [1 << power for power in range(question.max_ctas.bit_length())]
-    ctas = ctas if variant is None else ctas[1:] if variant == "cluster" else ctas[:1]
     more = bool(problem.epilogue_operands) or problem.column_sums > problem.fields
-    for size, fewest, most, vector, block, width, elements, blocks, of_more in question.rules.apart.summed:
-        lanes = width // (size * vector)
+    rows = question.rules.apart.summed
+    for size, fewest, most, vector, block, width, elements, blocks, most_ctas, of_more in rows:
         fits = size == problem.load_bytes and fewest <= problem.cols <= most and not problem.vector % vector
-        if not fits or of_more != more or lanes * vector > problem.across:
+        if not fits or of_more != more or problem.across * size < SECTOR_BYTES:
             continue
+        lanes = min(width // (size * vector), power_of_two_to(problem.across // vector))
         down = block // lanes
-        may = [each for each in ctas if math.ceil(math.ceil(problem.cols / each) / down) <= elements]
-        enough = [each for each in may if each * problem.row_groups >= question.limits.sm_count]
-        for each in (*enough[:1], *may[:1]):
-            part = math.ceil(math.ceil(problem.cols / each) / down)
-            plan = tiling(question, lanes, each, "block", block, part, IN_REGISTERS, vector)
-            plan = replace(plan, min_blocks=blocks)
-            found = finished(question, plan, WITH_SUMS) if variant in {None, plan.variant} else None
+        for shared_by, ctas in _shared_by(question, down * elements, blocks, most_ctas):
+            if variant not in {None, shared_by} or (shared_by == "split" and not cooperative):
+                continue
+            part = math.ceil(math.ceil(problem.cols / ctas) / down)
+            plan = tiling(question, lanes, ctas, shared_by, block, part, IN_REGISTERS, vector)
+            plan = replace(plan, variant=shared_by, min_blocks=blocks)
+            found = finished(question, plan, WITH_SUMS)
             if found is not None:
                 return found
     return None
+
+
+def _shared_by(question: Question, cols: int, blocks: int, most_ctas: int) -> Iterator[tuple[str, int]]:
+    """Give which blocks may share a row with sums, by their variant, and how many, best first.
+
+    cols: of a row that a block holds at most. blocks: of a multiprocessor. most_ctas: of a cluster.
+    """
+    problem, sms = question.problem, question.limits.sm_count
+    most_ctas = min(most_ctas, question.max_ctas)
+    may = [1 << power for power in range(most_ctas.bit_length()) if problem.cols <= cols << power]
+    enough = [ctas for ctas in may if ctas * problem.row_groups >= sms]
+    for ctas in (*enough[:1], *may[:1]):
+        yield "cluster" if ctas > 1 else "block", ctas
+    least, at_once = max(2, math.ceil(problem.cols / cols)), sms * blocks
+    if least <= at_once:
+        yield "split", share_of_the_grid(question, least, problem.row_groups, at_once)
 
 
 def _more_than_a_few(question: Question) -> LocalBytes:
@@ -208,7 +234,7 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
     """Say whether a plan that somebody made asks for nothing that the kernel would do wrong."""
     alone = plan.rows_per_group == plan.alignment_period == 1 and not plan.unaligned
     alone = alone and not (plan.stages or plan.parameter_cache or plan.row_shared_bytes)
-    alone = alone and (not problem.column_sums or (problem.in_steps and plan.variant in {"block", "cluster"}))
+    alone = alone and (not problem.column_sums or (problem.in_steps and plan.variant != "uncached"))
     shape = plan.block // plan.across == plan.group > 0
     if is_power_of_two(plan.across):
         shape = shape and is_power_of_two(plan.block)

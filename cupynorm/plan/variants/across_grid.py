@@ -63,7 +63,7 @@ def held_over_the_grid(question: Question, *, asked: bool, may_read_again: bool)
         )
         if better_again and not asked:
             continue  # blocks wait for one another for longer than it takes to read rows again
-        ctas = _share_of_the_grid(question, least, all_tiles, at_once)
+        ctas = share_of_the_grid(question, least, all_tiles, at_once)
         part = part_of(problem, ctas, block // lanes, vector)
         plan = tiling(question, lanes, ctas, "split", block, part, IN_REGISTERS, vector)
         yield replace(plan, variant="split", min_blocks=blocks)
@@ -80,7 +80,7 @@ def _most_elements_over_the_grid(question: Question) -> int:
     return most_numbers(problem) // vector_of(question) // each
 
 
-def _share_of_the_grid(question: Question, least: int, tiles: int, at_once: int) -> int:
+def share_of_the_grid(question: Question, least: int, tiles: int, at_once: int) -> int:
     """Return how many of the blocks that run at once share a tile: `least`, and more where some would be left over."""
     groups = max(1, min(tiles, at_once // least))
     return max(least, min(at_once // groups, question.problem.cols // question.rules.apart.least_part))
@@ -99,7 +99,7 @@ def again_over_the_grid(question: Question, *, asked: bool) -> Iterator[Plan]:
     lanes, blocks = _stretch(question, vector)
     tiles = math.ceil(problem.rows / (lanes * vector))
     ctas = _share_that_fills(question, tiles) if asked or _leave_idle(question) else 0
-    ctas = ctas or (_share_of_the_grid(question, 1, tiles, question.limits.sm_count) if asked else 0)
+    ctas = ctas or (share_of_the_grid(question, 1, tiles, question.limits.sm_count) if asked else 0)
     if not ctas:
         return
     for block in blocks:
@@ -118,7 +118,7 @@ def _share_that_fills(question: Question, tiles: int) -> int:
     sms, parts = question.limits.sm_count, question.problem.cols // question.rules.apart.least_part
     least = question.rules.apart.filled * min(sms, tiles * parts)
     for turns in range(1, question.rules.apart.most_turns + 1):
-        ctas = _share_of_the_grid(question, 1, math.ceil(tiles / turns), sms)
+        ctas = share_of_the_grid(question, 1, math.ceil(tiles / turns), sms)
         if ctas > 1 and tiles * ctas >= turns * least:
             return ctas
     return 0
