@@ -32,7 +32,7 @@ from cupynorm.lower.gradients import (
     statistics_spec,
 )
 from cupynorm.lower.layouts import stretched
-from cupynorm.lower.row_groups import NO_GROUPS, row_groups, row_groups_apart
+from cupynorm.lower.row_groups import RowGroups, row_groups, row_groups_apart
 from cupynorm.lower.sums import (
     Result,
     Sums,
@@ -134,7 +134,7 @@ def norm_steps(call: GradientCall, forward: RowOp, *, clusters: bool = True) -> 
     gradient = norm_gradient(op, normed, dx, axes, call.compute, added) if what.x.size else None
     cols = math.prod(columns)
     cut = row_groups_apart if lies_apart(normed.dy, axes, dx) else row_groups
-    groups = cut(math.prod(shape[: len(shape) - axes]), cols) if gradient else NO_GROUPS
+    groups = cut(math.prod(shape[: len(shape) - axes]), cols) if gradient else RowGroups(0, 0, 0)
 
     def summed(partial: dict[str, View]) -> KernelSpec:
         """Return the kernel of the gradient with sums in its pass. partial: where those of groups go."""

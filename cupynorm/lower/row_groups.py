@@ -20,12 +20,12 @@ class RowGroups(NamedTuple):
     interleaved: int
 
 
-NO_GROUPS = RowGroups(0, 0, 1)
-
-
 def row_groups(rows: int, cols: int) -> RowGroups:
     """Return the groups of rows: those that were measured as the best where there are rows enough."""
-    least = max(NUMBERS.min_rows_of_group, NUMBERS.min_elements_of_group // cols)
+    first_cols, last_cols, few, rows_of_few = NUMBERS.few_rows
+    are_few = first_cols <= cols <= last_cols and rows <= few
+    least = rows_of_few if are_few else NUMBERS.min_rows_of_group
+    least = max(least, NUMBERS.min_elements_of_group // cols)
     of_cols = next((groups for up_to, groups in NUMBERS.groups if cols <= up_to), NUMBERS.wide_groups)
     wanted = max(1, min(NUMBERS.max_groups, of_cols) // INTERLEAVED) * INTERLEAVED
     each = max(least, -(-rows // wanted))

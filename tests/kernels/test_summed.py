@@ -322,6 +322,14 @@ def test_groups_cover_all_rows(rows: int, cols: int) -> None:
     assert each * cols >= min(rows * cols, row_groups.NUMBERS.min_elements_of_group / 2)
 
 
+def test_few_rows_of_many_columns_have_fewer_partial_sums() -> None:
+    assert row_groups.row_groups(64, 49152) == (16, 4, 8)
+    assert row_groups.row_groups(64, 65536) == (8, 8, 8)
+    assert row_groups.row_groups(65, 65536) == (24, 4, 8)
+    assert row_groups.row_groups(64, 131072) == (16, 4, 8)
+    assert row_groups.row_groups(24576, 65536) == (120, 205, 8)
+
+
 @pytest.mark.parametrize(("cols", "vector"), [(1001, 1), (2049, 4)])
 def test_long_unaligned_rows_of_floats_are_moved_in_vectors(cols: int, vector: int) -> None:
     problem = bench.lowered(
