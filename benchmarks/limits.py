@@ -29,7 +29,6 @@ from cupynorm._dtypes import dtype_of
 from cupynorm.call.view import View
 from cupynorm.catalog import forms
 from cupynorm.invoke import row_ops
-from cupynorm.invoke.bound_calls import launcher
 from cupynorm.lower.row import RowOp, row_spec
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.plan.config import DoesNotFitError, Plan
@@ -426,10 +425,10 @@ def house(point: Point, arrays: list[Any], columns: int) -> Any:
         pointer = np.array([block.ctypes.data], np.uint64)
         kept.append((block, pointer))
         addresses.append(pointer.ctypes.data)
-    launch = launcher(found.kernel.pointer, found.plan)
+    launch = row_ops.launcher(found.kernel.pointer, found.plan)
 
     def run(i: int) -> Any:
-        launch(devices.cupy().cuda.get_current_stream().ptr, addresses[i], 0)
+        devices.launch_once(launch, addresses[i])
         return kept and arrays[i]["y"]
 
     return run

@@ -23,7 +23,7 @@ from cupynorm.lower.backward import (
 from cupynorm.lower.expressions import Expression
 from cupynorm.lower.fused import fused_spec
 from cupynorm.lower.fusion_gradients import Fused, composed
-from cupynorm.lower.row_groups import row_groups
+from cupynorm.lower.row_groups import RowGroups, row_groups
 from cupynorm.lower.sums import Result, Sums, broadcast_sums, nowhere, sums_of_groups
 
 if TYPE_CHECKING:
@@ -223,15 +223,15 @@ class _Made:
         )
         if not found.names:
             return found
-        cols, groups, _ = self._groups()
-        sums = [nowhere(groups, cols, self.call.compute)] * len(found.names)
+        cols, groups = self._groups()
+        sums = [nowhere(groups.groups, cols, self.call.compute)] * len(found.names)
         problem = self._row_kernel(found, sums).problem
         return found if self.steps.fits(problem, self.call.plan, clusters=clusters) else _InPass([], [])
 
-    def _groups(self) -> tuple[int, int, int]:
-        """Return the columns, the groups of rows whose sums are taken in the pass, and the rows of each."""
+    def _groups(self) -> tuple[int, RowGroups]:
+        """Return the columns, and the groups of rows whose sums are taken in the pass."""
         cols = math.prod(self._shape[len(self._shape) - self._axes :])
-        return cols, *row_groups(math.prod(self._shape) // cols, cols)
+        return cols, row_groups(math.prod(self._shape) // cols, cols)
 
     def add_behind(self, in_pass: _InPass) -> None:
         """Add the gradients of what stands behind the op but for those, each in a pass of its own."""
@@ -271,8 +271,8 @@ class _Made:
         names, targets = in_pass.names, self.call.named_targets
         if names:
             shape = self._shape[len(self._shape) - self._axes :]
-            cols, groups, _ = self._groups()
-            partial = [self.steps.room(f"partial sums of {name}", (groups, cols)) for name in names]
+            cols, groups = self._groups()
+            partial = [self.steps.room(f"partial sums of {name}", (groups.groups, cols)) for name in names]
             self.steps.specs.append(self._row_kernel(in_pass, partial))
             parameters = (Parameter(targets[name].array, name, targets[name].adds) for name in names)
             results = [self.steps.result(each, shape) for each in parameters]
@@ -318,7 +318,7 @@ class _Made:
         """Lower the backward op, whose functions also give what is summed in its pass; partial: where that goes."""
         call, behind = self.call, self._functions_behind()
         of_each = len(in_pass.behind), len(in_pass.before)
-        sums = RowSums((*partial,), self._groups()[2], *of_each) if partial else None
+        sums = RowSums((*partial,), self._groups()[1], *of_each) if partial else None
         fields, operands = composed(
             lambda v: (*self._fused.fields(v), *(behind[name](v) for name in in_pass.behind)),
             self._known,

@@ -32,7 +32,7 @@ from cupynorm.lower.gradients import (
     statistics_spec,
 )
 from cupynorm.lower.layouts import stretched
-from cupynorm.lower.row_groups import row_groups, row_groups_apart
+from cupynorm.lower.row_groups import RowGroups, row_groups, row_groups_apart
 from cupynorm.lower.sums import (
     Result,
     Sums,
@@ -134,18 +134,18 @@ def norm_steps(call: GradientCall, forward: RowOp, *, clusters: bool = True) -> 
     gradient = norm_gradient(op, normed, dx, axes, call.compute, added) if what.x.size else None
     cols = math.prod(columns)
     cut = row_groups_apart if lies_apart(normed.dy, axes, dx) else row_groups
-    groups, rows_of_group = cut(math.prod(shape[: len(shape) - axes]), cols) if gradient else (0, 0)
+    groups = cut(math.prod(shape[: len(shape) - axes]), cols) if gradient else RowGroups(0, 0, 0)
 
     def summed(partial: dict[str, View]) -> KernelSpec:
         """Return the kernel of the gradient with sums in its pass. partial: where those of groups go."""
-        places = ParameterSums(rows_of_group, *map(partial.get, sums))
+        places = ParameterSums(groups, *map(partial.get, sums))
         return norm_gradient(op, normed, dx, axes, call.compute, added, places)
 
-    asked = dict.fromkeys(wanted, nowhere(groups, cols, call.compute))
+    asked = dict.fromkeys(wanted, nowhere(groups.groups, cols, call.compute))
     if gradient and wanted and steps.fits(summed(asked).problem, call.plan, clusters=clusters):
         if clusters:
             steps.otherwise = functools.partial(norm_steps, call, forward, clusters=False)
-        partial = {name: steps.room(f"partial sums of {name}", (groups, cols)) for name in wanted}
+        partial = {name: steps.room(f"partial sums of {name}", (groups.groups, cols)) for name in wanted}
         steps.specs.append(summed(partial))
         results = [each for each in map(result, wanted) if each is not None]
         steps.specs.append(sums_of_groups((*partial.values(),), results))

@@ -21,6 +21,8 @@ from cupynorm.runtime import devices
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cupynorm.lower.row_groups import RowGroups
+
 Function = Expression | DeviceFunction
 
 
@@ -61,7 +63,7 @@ class RowSums(NamedTuple):
     """
 
     partial: tuple[View, ...]
-    rows_of_group: int
+    groups: RowGroups
     of_load: int
     of_store: int
 

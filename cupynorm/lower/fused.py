@@ -207,10 +207,9 @@ def _store_of(setting: _Setting, what: Around, gamma: Struct, beta: Struct) -> t
 
 def _with_sums(op: RowOp, spec: KernelSpec, sums: RowSums, texts: Sequence[str]) -> KernelSpec:
     """Return a row op's kernel, still without a text, with sums over rows in the same pass."""
-    groups = sums.partial[0].shape[0]
-    problem = dataclasses.replace(spec.problem, row_groups=groups)
+    problem = dataclasses.replace(spec.problem, row_groups=sums.groups.groups)
     pointers = [each.pointer for each in sums.partial]
-    whole = summed_arguments(spec.params, pointers, sums.rows_of_group, groups)
+    whole = summed_arguments(spec.params, pointers, sums.groups)
     header = "row/summed_apart.cuh" if problem.across else "row/summed.cuh"
     text = compiler.text(op.source, whole.cpp, whole.dtype.itemsize, texts, header=header)
     types = f"{spec.types}, {sums.of_load}, {sums.of_store}"

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
     from cupynorm._dtypes import Dtype
     from cupynorm.call.masks import Mask
+    from cupynorm.lower.row_groups import RowGroups
     from cupynorm.lower.spec import KernelSpec
 
 
@@ -141,7 +142,7 @@ def _after_norm(*, ds: bool, dropout: bool, dresidual: bool, dbias: bool) -> Exp
 class ParameterSums(NamedTuple):
     """Which sums over rows are taken in the pass that gives dx, and where those of each group of rows go."""
 
-    rows_of_group: int
+    groups: RowGroups
     dgamma: View | None
     dbeta: View | None
     dbias: View | None
@@ -187,7 +188,7 @@ def norm_gradient(
         store_operands=tuple(store_operands),
         sums=None
         if sums is None
-        else RowSums(sums.partial, sums.rows_of_group, sum(of_load), int(sums.dbias is not None)),
+        else RowSums(sums.partial, sums.groups, sum(of_load), int(sums.dbias is not None)),
     )
     return fused_spec(op, what.dy, axes, {}, (), 0.0, compute, around)
 

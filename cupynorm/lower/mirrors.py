@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
 
     from cupynorm.host.philox import Dropout
+    from cupynorm.lower.row_groups import RowGroups
 
 POINTER = np.dtype(np.uint64)
 ONE_STRIDE = np.dtype([("stride", np.int64, (1,))], align=True)
@@ -389,12 +390,19 @@ def arguments(op: Struct, load: Struct, store: Struct, rows: int, cols: int) -> 
     return Struct(type_name, dtype, (load.values, store.values, rows, cols, op.values))
 
 
-def summed_arguments(of: Struct, partial: Sequence[int], rows_of_group: int, groups: int) -> Struct:
+def summed_arguments(of: Struct, partial: Sequence[int], groups: RowGroups) -> Struct:
     """Return the mirror of SummedArguments: those of a row kernel, and a pointer of each sum's partial sums."""
     places = [(f"partial{at}", POINTER) for at in range(len(partial))]
     dtype = np.dtype(
-        [("of", of.dtype), ("rows_of_group", np.int64), ("groups", np.int64), *places], align=True
+        [
+            ("of", of.dtype),
+            *((name, np.int64) for name in ("rows_of_group", "groups", "interleaved")),
+            *places,
+        ],
+        align=True,
     )
     types = of.cpp.partition("<")[2].removesuffix(">")
     type_name = f"cupynorm::SummedArguments<{types}, {len(partial)}>"
-    return Struct(type_name, dtype, (of.values, rows_of_group, groups, *partial))
+    return Struct(
+        type_name, dtype, (of.values, groups.rows_of_group, groups.groups, groups.interleaved, *partial)
+    )

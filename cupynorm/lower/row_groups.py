@@ -6,23 +6,31 @@ from cupynorm._values import NamedTuple
 from cupynorm.plan.lowering import numbers
 
 NUMBERS = numbers().sums
-INTERLEAVED = 8  # groups (kInterleaved)
+INTERLEAVED = 8  # of so many groups each has rows of one alignment, whatever their width
 
 
 class RowGroups(NamedTuple):
-    """How rows are cut into groups where their sums are taken in the pass over rows; no device has a say in it."""
+    """How rows are cut into groups where their sums are taken in the pass over rows; no device has a say in it.
+
+    interleaved: of so many groups one row after the other, or as many as a block has side by side, goes to the next.
+    """
 
     groups: int
     rows_of_group: int
+    interleaved: int
 
 
 def row_groups(rows: int, cols: int) -> RowGroups:
     """Return the groups of rows: those that were measured as the best where there are rows enough."""
-    least = max(NUMBERS.min_rows_of_group, NUMBERS.min_elements_of_group // cols)
+    first_cols, last_cols, few, rows_of_few = NUMBERS.few_rows
+    are_few = first_cols <= cols <= last_cols and rows <= few
+    least = rows_of_few if are_few else NUMBERS.min_rows_of_group
+    least = max(least, NUMBERS.min_elements_of_group // cols)
     of_cols = next((groups for up_to, groups in NUMBERS.groups if cols <= up_to), NUMBERS.wide_groups)
     wanted = max(1, min(NUMBERS.max_groups, of_cols) // INTERLEAVED) * INTERLEAVED
     each = max(least, -(-rows // wanted))
-    return RowGroups(-(-rows // (each * INTERLEAVED)) * INTERLEAVED, each)
+    groups = -(-rows // (each * INTERLEAVED)) * INTERLEAVED
+    return RowGroups(groups, each, groups if cols <= NUMBERS.groups[-1][0] else INTERLEAVED)
 
 
 def row_groups_apart(rows: int, cols: int) -> RowGroups:
@@ -30,4 +38,4 @@ def row_groups_apart(rows: int, cols: int) -> RowGroups:
     wanted = next(
         (groups for up_to, groups in NUMBERS.apart_groups if cols <= up_to), NUMBERS.apart_groups[-1][1]
     )
-    return RowGroups(max(1, min(wanted, rows // NUMBERS.min_rows_apart)), 0)
+    return RowGroups(max(1, min(wanted, rows // NUMBERS.min_rows_apart)), 0, 1)

@@ -170,20 +170,18 @@ def tiles_of(
     compute: Dtype,
     most_lanes: int,
     blocks: int | None,
-    *,
-    short: bool = False,
+    loads: tuple[int, int] | None = None,
 ) -> SumTiles:
     """Choose how blocks cover rows and columns; about `blocks` of them where there are rows enough.
 
-    blocks: None for as many as there are rows for. short: for groups of few rows, as nothing is added up, or as rows
-    have one tile and several arrays are written.
+    blocks: None for as many as there are rows for. loads: rows in flight times bytes of `compute`, and how often a
+    group has so many, at least; default: as the rules have it.
     """
     vectors = -(-cols // vector)
     lanes = min(most_lanes, 1 << (vectors - 1).bit_length())
     tiles = -(-vectors // lanes)
-    in_flight, batches = NUMBERS.bytes_in_flight // compute.itemsize, NUMBERS.min_batches
-    if short:
-        in_flight, batches = NUMBERS.short_bytes_in_flight // compute.itemsize, NUMBERS.short_min_batches
+    bytes_in_flight, batches = loads or (NUMBERS.bytes_in_flight, NUMBERS.min_batches)
+    in_flight = bytes_in_flight // compute.itemsize
     batch = THREADS // lanes * in_flight
     most = MAX_GROUPS if blocks is None else -(-blocks // tiles)
     wanted = max(1, min(most, rows // (batch * batches)))
@@ -210,10 +208,13 @@ def first_tiles(what: Sums, compute: Dtype) -> SumTiles:
         (Vectors(vector).access_of(_view(each), what.axes) for each in what.elements),
         default=1,
     )
-    both, blocks = _of_both_halves(what), _most_blocks(what)
-    narrow = len(what.elements) > 1 and not both and what.cols <= LANES * vector
-    short = narrow or blocks is None
-    tiles = tiles_of(what.rows, what.cols, vector, width, compute, LANES, blocks, short=short)
+    both, blocks, loads = _of_both_halves(what), _most_blocks(what), None
+    # groups of few rows, as nothing is added up, or as rows have one tile and several arrays are written
+    if blocks is None or (len(what.elements) > 1 and not both and what.cols <= LANES * vector):
+        loads = NUMBERS.short_bytes_in_flight, NUMBERS.short_min_batches
+    elif compute.itemsize == 2 * widest and _is_narrow(what):
+        blocks, loads = NUMBERS.narrow_blocks, (NUMBERS.narrow_bytes_in_flight, NUMBERS.min_batches)
+    tiles = tiles_of(what.rows, what.cols, vector, width, compute, LANES, blocks, loads)
     # two accesses, or sums of both halves of a gate, take as many more registers
     if both or any(_in_two(each, what, vector) for each in arrays):
         return tiles._replace(rows_in_flight=max(1, tiles.rows_in_flight // 2))
@@ -225,6 +226,16 @@ def _most_blocks(what: Sums) -> int | None:
     if not any(what.results):
         return None
     return NUMBERS.blocks_with_elements if what.elements else NUMBERS.blocks
+
+
+def _is_narrow(what: Sums) -> bool:
+    """Say whether rows of 16 bits that are written and added up are so narrow that all blocks should run at once.
+
+    Partial sums cost the more the more groups there are.
+    """
+    least, most = NUMBERS.narrow_cols
+    fewest_rows, most_rows = NUMBERS.narrow_rows
+    return len(what.elements) == 1 and least <= what.cols <= most and fewest_rows <= what.rows <= most_rows
 
 
 def _of_both_halves(what: Sums) -> bool:

@@ -42,6 +42,9 @@ class SumNumbers(NamedTuple):
         Unaligned rows of the same alignment, at least: so that vectors are counted from lines of memory; so that they
         are counted from multiples of their size; from lines where rows begin at vectors; and those of a group, for one
         row of partial sums.
+    narrow_cols, narrow_rows, narrow_blocks, narrow_bytes_in_flight
+        For rows of 16 bits where elements are written to one array and added up: from how many columns and rows on, and
+        up to how many, there are so few blocks, which run at once, and so many rows in flight (times bytes of float32).
     min_inside
         Elements of a column that lie next to one another, where those of a row do not, from which on these are summed
         as rows are reduced.
@@ -53,6 +56,9 @@ class SumNumbers(NamedTuple):
         turns.
     min_rows_of_group, min_elements_of_group
         Rows and elements of a group, at least.
+    few_rows
+        From how many columns on, and up to how many, so few rows have groups of at least how many rows: clusters then
+        go through all groups at once.
     apart_groups, min_rows_apart
         As `groups`, of rows whose elements lie apart (kernels/row/summed_apart.cuh), the last one for all rows of more
         columns; and rows of a group, at least.
@@ -73,11 +79,16 @@ class SumNumbers(NamedTuple):
     min_rows_at_vectors: int
     min_rows_of_vectors: int
     min_rows_summed: int
+    narrow_cols: Sequence[int]
+    narrow_rows: Sequence[int]
+    narrow_blocks: int
+    narrow_bytes_in_flight: int
     min_inside: int
     groups: Sequence[tuple[int, int]]
     max_groups: int
     wide_groups: int
     min_rows_of_group: int
+    few_rows: Sequence[int]
     min_elements_of_group: int
     apart_groups: Sequence[tuple[int, int]]
     min_rows_apart: int

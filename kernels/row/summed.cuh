@@ -6,9 +6,11 @@
 // more on their way in shared memory (StagedRegisters). Or it waits in shared memory as it was loaded, while the next
 // row is summarised: what warps and blocks tell one another has a row's time to arrive, but the row is converted twice.
 //
-// Rows are cut into groups, whose number follows from rows and columns alone (cupynorm/lower/sums.py). A block, or a
-// cluster, goes through whole groups: its threads add up what they have of each column in registers, and write the
+// Rows are cut into groups, whose number follows from rows and columns alone (cupynorm/lower/row_groups.py). A block,
+// or a cluster, goes through whole groups: its threads add up what they have of each column in registers, and write the
 // group's sums when it ends. sum_columns adds those of all groups. So the same bits come from any number of blocks.
+// Groups lie interleaved: blocks are near one another in memory, and as their number is a multiple of 8, rows of a
+// group have one alignment, and a thread has the same columns of each.
 #pragma once
 #include <base/async_copy.cuh>
 #include <base/cluster.cuh>
@@ -19,10 +21,6 @@
 #include <row/summed_arguments.cuh>
 
 namespace cupynorm {
-
-// So many groups lie interleaved, because the rows of a group must have the same alignment: a thread then has the same
-// columns of all of them.
-constexpr int kInterleaved = 8;
 
 // Registers of a thread beside the sums of its columns and what it keeps of these; and beside these and a row.
 constexpr int kRegistersBeside = 72, kRegistersBesideRow = 48;
@@ -256,11 +254,12 @@ __global__ void __launch_bounds__(Shape_::kBlock, Shape_::kMinBlocks)
   typename Load::RowPointer waiting;
   unsigned turn = 0;  // rows of this block so far: of slots and mailboxes
 
-  const int64 step = int64(Shape::kGroups) * kInterleaved, rows_together = all.rows_of_group * kInterleaved;
+  const int interleaved = int(all.interleaved);
+  const int64 step = int64(Shape::kGroups) * interleaved, rows_together = all.rows_of_group * interleaved;
   for (int64 group = blockIdx.x / kCtasPerRow; group < all.groups; group += gridDim.x / kCtasPerRow) {
-    const int64 begin = group / kInterleaved * rows_together;
+    const int64 begin = int(group) / interleaved * rows_together;
     const int64 end = begin + rows_together < a.rows ? begin + rows_together : a.rows;
-    int64 base = begin + group % kInterleaved * Shape::kGroups;
+    int64 base = begin + int(group) % interleaved * Shape::kGroups;
     if constexpr (kUnaligned) share = share_at(base + slot);
     bool cut = false;  // whether a vector of this thread is
     if constexpr (kCut) {

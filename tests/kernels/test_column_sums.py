@@ -250,6 +250,31 @@ def test_groups_cover_all_rows_once_and_fit_a_grid(rows: int, cols: int) -> None
         assert found.groups * found.tiles <= 2 * max(sums.NUMBERS.blocks, found.tiles)
 
 
+@pytest.mark.parametrize(
+    ("rows", "cols", "dtype", "in_flight", "groups"),
+    [
+        (49152, 128, "float16", 3, 256),
+        (49152, 64, "bfloat16", 3, 256),
+        (100_000, 128, "float16", 3, 261),
+        (49152, 256, "float16", 4, 768),
+        (49152, 128, "float32", 4, 768),
+        (8192, 128, "float16", 4, 64),
+        (1_000_000, 128, "float16", 4, 5209),
+        (49152, 512, "float16", 4, 768),
+    ],
+)
+def test_all_blocks_of_narrow_rows_that_are_written_and_summed_run_at_once(
+    rows: int, cols: int, dtype: str, in_flight: int, groups: int
+) -> None:
+    kind = dtype_of(dtype)
+    x = View(0, (rows, cols), (kind.itemsize * cols, kind.itemsize), kind)
+    what = Sums(traced(lambda x: x, 1), (x,), x.shape, 1, (Result(View(0, (cols,), (2,), kind)),), (x,))
+
+    found = first_tiles(what, np.dtype(np.float32))
+
+    assert (found.rows_in_flight, found.groups) == (in_flight, groups)
+
+
 @pytest.mark.parametrize("rows", [255, 256, 4096, 49153, 1_000_000])
 @pytest.mark.parametrize("cols", [9, 77, 1001, 50257, (1 << 24) + 1])
 def test_groups_of_rows_of_one_alignment_cover_all_rows_once(rows: int, cols: int) -> None:

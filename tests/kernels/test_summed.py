@@ -52,8 +52,8 @@ def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
 
 @pytest.fixture
 def small_groups(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Cut few rows into several groups of several rows."""
-    few = {"max_groups": 16, "min_rows_of_group": 1, "min_elements_of_group": 1}
+    """Cut few rows into several groups of several rows; of more than 512 columns, only 8 of them lie interleaved."""
+    few = {"max_groups": 16, "min_rows_of_group": 1, "min_elements_of_group": 1, "groups": ((512, 528),)}
     monkeypatch.setattr(row_groups, "NUMBERS", row_groups.NUMBERS._replace(**few))
 
 
@@ -121,9 +121,9 @@ def run(
         return View(each.pointer, (rows, cols), (*each.strides, 0), each.dtype)
 
     dx = cupy.empty(given.x.base.shape if given.x.base is not None else (rows, cols), kind)[:, -cols:]
-    groups, rows_of_group = row_groups.row_groups(rows, cols)
+    groups = row_groups.row_groups(rows, cols)
     names = wanted.split()
-    partial = {name: cupy.empty((groups, cols), compute) for name in names}
+    partial = {name: cupy.empty((groups.groups, cols), compute) for name in names}
     for each in partial.values():
         each[...] = np.nan  # what nobody wrote
     results = {name: cupy.empty((cols,), compute) for name in names}
@@ -136,7 +136,7 @@ def run(
         per_row(given.rstd),
     )
     places = {name: view(each) for name, each in partial.items()}
-    of = ParameterSums(rows_of_group, *map(places.get, ("dgamma", "dbeta", "dbias")))
+    of = ParameterSums(groups, *map(places.get, ("dgamma", "dbeta", "dbias")))
     added = Added(on_device(given.ds), 1.0, None, None) if ds else None
     op = RMS_NORM_BACKWARD if rms else LAYER_NORM_BACKWARD
     spec = norm_gradient(op, what, view(dx), 1, compute, added, of)
@@ -314,11 +314,20 @@ def test_tilings_that_were_measured_as_the_best_are_taken() -> None:
 @pytest.mark.parametrize("rows", [1, 5, 528, 4096, 49152, 1_000_000, 1 << 33])
 @pytest.mark.parametrize("cols", [1, 3, 128, 1023, 65536, 1 << 24])
 def test_groups_cover_all_rows(rows: int, cols: int) -> None:
-    groups, each = row_groups.row_groups(rows, cols)
-    assert groups % row_groups.INTERLEAVED == 0
+    groups, each, interleaved = row_groups.row_groups(rows, cols)
+    assert groups % interleaved == interleaved % row_groups.INTERLEAVED == 0
     assert groups * each >= rows > (groups - row_groups.INTERLEAVED) * each
+    assert interleaved == (groups if cols <= 8192 else row_groups.INTERLEAVED)
     assert groups <= row_groups.NUMBERS.max_groups
     assert each * cols >= min(rows * cols, row_groups.NUMBERS.min_elements_of_group / 2)
+
+
+def test_few_rows_of_many_columns_have_fewer_partial_sums() -> None:
+    assert row_groups.row_groups(64, 49152) == (16, 4, 8)
+    assert row_groups.row_groups(64, 65536) == (8, 8, 8)
+    assert row_groups.row_groups(65, 65536) == (24, 4, 8)
+    assert row_groups.row_groups(64, 131072) == (16, 4, 8)
+    assert row_groups.row_groups(24576, 65536) == (120, 205, 8)
 
 
 @pytest.mark.parametrize(("cols", "vector"), [(1001, 1), (2049, 4)])
@@ -397,16 +406,16 @@ def imagined(rows: int, cols: int, kind: Any, compute: Any, *, rms: bool) -> Any
     def per_row(pointer: int) -> View:
         return View(pointer << 40, (rows, cols), (compute.itemsize, 0), compute)
 
-    groups, rows_of_group = row_groups.row_groups(rows, cols)
-    partial = [along(8 + at, compute, groups) for at in range(3)]
+    groups = row_groups.row_groups(rows, cols)
+    partial = [along(8 + at, compute, groups.groups) for at in range(3)]
     gamma = View(3 << 40, (rows, cols), (0, kind.itemsize), kind)
     what = Normed(along(1), along(2), gamma, None, None if rms else per_row(4), per_row(5))
     if rms:
-        places = ParameterSums(rows_of_group, partial[0], None, None)
+        places = ParameterSums(groups, partial[0], None, None)
         return norm_gradient(RMS_NORM_BACKWARD, what, along(6), 1, compute, None, places)
     added = Added(along(7), 1.0, None, None)
     return norm_gradient(
-        LAYER_NORM_BACKWARD, what, along(6), 1, compute, added, ParameterSums(rows_of_group, *partial)
+        LAYER_NORM_BACKWARD, what, along(6), 1, compute, added, ParameterSums(groups, *partial)
     )
 
 
