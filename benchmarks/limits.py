@@ -2,7 +2,7 @@
 
 They do no arithmetic.
 
-    python benchmarks/limits.py --json limits.json [--only few wide odd]
+    python benchmarks/limits.py --json limits.json [--only few wide odd long]
 
 Beside a copy of the same bytes and our own call, in one run. Needs a GPU.
 """
@@ -52,6 +52,7 @@ RESIDENT_THREADS = (2048, 1536, 1024, 512)  # of a multiprocessor
 MEET = RowOp("meet", "limits.cu", "Meet", lambda *_: None, has_eps=True)
 MEET_COLUMNS = {n: dataclasses.replace(MEET, columns=("gamma", "beta")[:n]) for n in range(3)}
 OPS = ("softmax", "rms_norm", "layer_norm")
+LONG = (16384, 32768, 65536)  # columns that one block's threads can hold
 MIDDLE_FLOATS = ((49152, 32), (49152, 768), (49152, 16384), (24576, 32768))
 CLASSES = {
     "small": [Point(op, "float16", 49152, cols) for cols in (32, 64, 128, 1024) for op in OPS],
@@ -91,6 +92,15 @@ CLASSES = {
         *(Point("add_layer_norm/sum", "float16", 49152, cols) for cols in (128, 768, 1536, 4096, 8192)),
         *(Point("add_layer_norm/sum", "float32", 49152, cols) for cols in (2048, 4096, 8192)),
         *(Point("layer_norm/int8", "float16", 49152, cols) for cols in (128, 768, 1536, 3072, 8192)),
+    ],
+    "long": [
+        *(Point(f"softmax/{mask}", "float16", 4096, cols) for mask in ("ragged", "causal") for cols in LONG),
+        *(
+            Point(f"softmax/{mask}", "float32", 4096, cols)
+            for mask in ("ragged", "causal")
+            for cols in LONG[:-1]
+        ),
+        *(Point(form, "float16", 4096, LONG[0]) for form in ("add_layer_norm/sum", "layer_norm/int8")),
     ],
 }
 # the dtype of parameters, where it is not x's
@@ -222,7 +232,7 @@ def fused_skeletons(point: Point) -> Iterator[Kernel]:
     ratio = dtype_of(WEIGHTS.get(point, point.dtype)).itemsize // size
     access = VECTOR_BYTES // ratio
     vectors = point.cols * size // access
-    for each, block in itertools.product((1, 2, 3, 4, 6), (64, 128, 192, 256, 512, 1024)):
+    for each, block in itertools.product((1, 2, 3, 4, 6, 8), (64, 128, 192, 256, 512, 1024)):
         group = vectors // each
         whole = group % WARP == 0 or WARP % group == 0
         if group * each != vectors or block % group or not whole or group // WARP & (group // WARP - 1):
@@ -495,7 +505,7 @@ def main() -> None:
     parser.add_argument("--compile-only", action="store_true")
     asked = parser.parse_args()
     points = [
-        point for name in asked.only for point in CLASSES[name] if name == "fused" or point.op in asked.ops
+        point for name in asked.only for point in CLASSES[name] if point.op in FUSED or point.op in asked.ops
     ]
     kernels = {point: kernels_at(point) for point in points}
     begin = time.time()

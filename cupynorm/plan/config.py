@@ -297,9 +297,9 @@ BOUNDS: dict[str, tuple[int, int]] = {
 MAX_THREAD_BYTES = 512
 # The same where something is fused, of which each element has instructions of its own.
 MAX_FUSED_THREAD_BYTES = 256
-# Elements of a row that a thread may hold where something is fused, with affine parameters or without: a mask has a bit
-# for each. And numbers of pairs of them (Problem.is_of_pairs), and elements where results are bytes, with parameters,
-# but without a mask or operands.
+# Elements of a row that a thread may hold where something is fused, with affine parameters (or Problem.only_scaled) or
+# without: a mask has a bit for each. And numbers of pairs of them (Problem.is_of_pairs), and elements where results
+# are bytes, with parameters, but without a mask or operands.
 MAX_FUSED_ELEMENTS = {True: 40, False: 32}
 MAX_ALONE_ELEMENTS = 64
 

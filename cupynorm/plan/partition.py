@@ -52,7 +52,8 @@ def most_elements(problem: Problem) -> int:
         return MAX_ALONE_ELEMENTS // problem.fields
     alone = not (problem.masked or problem.load_operands or problem.epilogue_operands)
     quantized = alone and problem.output_bytes == 1 and problem.parameter_bytes
-    most = MAX_ALONE_ELEMENTS if quantized else MAX_FUSED_ELEMENTS[bool(problem.parameter_bytes)]
+    more = bool(problem.parameter_bytes) or problem.only_scaled
+    most = MAX_ALONE_ELEMENTS if quantized else MAX_FUSED_ELEMENTS[more]
     return most // problem.fields
 
 

@@ -174,6 +174,12 @@ class Problem:
         return self.output_bytes == 1 and self.outputs > 1
 
     @property
+    def only_scaled(self) -> bool:
+        """Whether halves become bytes with a scale of each row, and nothing is masked, or loaded beside x."""
+        beside = self.masked or self.parameter_bytes or self.load_operands or self.epilogue_operands
+        return self.has_scales and self.element_bytes == HALF_BYTES and not beside
+
+    @property
     def only_reads(self) -> bool:
         """Whether rows are read as they are, and nothing of their length is written."""
         return self.fused and self.direct_load and self.output_bytes == 0

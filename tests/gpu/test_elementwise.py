@@ -325,6 +325,22 @@ def test_dropout_into_another_dtype(xp: Any, of_x: str, of_y: str, cols: int, of
 
 
 @pytest.mark.small
+@pytest.mark.parametrize("off", [0, 1])  # in pairs, and one by one
+def test_results_are_rounded_to_the_nearest_bfloat16_to_even_in_the_middle(xp: Any, off: int) -> None:
+    pytest.importorskip("ml_dtypes")
+    upper = np.arange(0, 1 << 16, 37, dtype=np.uint32)[:, None] << 16
+    words = (upper | np.array([0, 1, 0x7FFF, 0x8000, 0x8001, 0xFFFF], np.uint32)).reshape(-1)
+    words = words[words << 1 >= 1 << 24]  # smaller ones may become zero
+    out = xp.zeros(words.size + off, dtype_of("bfloat16"))[off:]
+
+    y = xp.asnumpy(dropout(xp.asarray(words.view(np.float32)), 0.0, seed=1, out=out))
+
+    number = words << 1 <= 0xFF << 24
+    assert (bits(y)[number] == (words + 0x7FFF + (words >> 16 & 1) >> 16)[number]).all()
+    assert np.isnan(y[~number].astype(np.float32)).all()
+
+
+@pytest.mark.small
 def test_what_is_dropped_is_zero_whatever_stood_there(xp: Any) -> None:
     x = np.full(1000, np.nan, np.float16)
     kept = dropout(np.ones(1000), 0.5, seed=3) != 0

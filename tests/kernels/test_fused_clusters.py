@@ -260,6 +260,8 @@ def test_clusters_claim_rows_that_have_no_parameters(
         ("layer_norm/int8", 4096, 65536, "float32", 8, 256, 8, 2),
         ("layer_norm/int8/scale", 4096, 131072, "float16", 4, 512, 8, 1),
         ("softmax/int8", 4096, 262144, "float16", 16, 512, 4, 2),
+        ("softmax/int8", 4096, 100003, "float16", 8, 320, 5, 3),
+        ("softmax/int8", 4096, 100000, "float32", 8, 416, 8, 2),
         ("softmax_backward", 4096, 262144, "float32", 16, 512, 8, 1),
         ("add_layer_norm", 4096, 50257, "float16", 8, 160, 5, 4),
         ("add_layer_norm/dropout", 4096, 131072, "float32", 16, 512, 4, 1),
@@ -278,10 +280,15 @@ def test_tilings_that_were_measured(
     assert (plan.ctas_per_row, plan.block, plan.vectors, plan.min_blocks) == (ctas, block, vectors, blocks)
 
 
-@pytest.mark.parametrize(("name", "cols"), [("layer_norm/int8", 16384), ("rms_norm/int8", 14333)])
-def test_a_thread_holds_64_halves_of_rows_that_have_scales(name: str, cols: int, simulated: Any) -> None:
+@pytest.mark.parametrize(
+    ("name", "cols", "fewer"),
+    [("layer_norm/int8", 16384, 40), ("rms_norm/int8", 14333, 40), ("softmax/int8", 20001, 32)],
+)
+def test_a_thread_holds_many_halves_of_rows_that_have_scales(
+    name: str, cols: int, fewer: int, simulated: Any
+) -> None:
     problem = explain.form_spec(FORMS[name], 4096, cols, "float16").problem
     plan = choose(problem, RECORDED["h200"], lambda plan: plan.min_blocks, "cluster")
-    assert plan.vector * plan.vectors > 40
+    assert plan.vector * plan.vectors > fewer
 
     check(simulated, name, 7, cols, "float16", plan=plan)

@@ -298,7 +298,8 @@ CLUSTER, SHARED = "cluster", "shared"
         ("softmax/causal", 4096, 262144, "float32", SHARED),
         ("softmax/causal", 4096, 16384, "float16", "block"),
         ("softmax/causal", 32768, 32768, "float16", CLUSTER),  # half is kept
-        ("softmax/causal", 4096, 20480, "float32", CLUSTER),
+        ("softmax/causal", 4096, 17408, "float32", CLUSTER),
+        ("softmax/causal", 4096, 22016, "float32", SHARED),
         ("softmax/lengths", 4096, 50257, "float16", CLUSTER),  # how much is kept is not known
         ("softmax/window", 65536, 65536, "float16", SHARED),
     ],
@@ -348,6 +349,9 @@ def test_what_is_dropped_of_long_rows_is_written(
     [
         ("softmax/causal", 4096, 50257, "float16", 768, 2, 4096),
         ("softmax/causal", 4096, 20480, "float16", 512, 3, 4096),
+        ("softmax/causal", 4096, 22016, "float16", 512, 2, 4096),
+        ("softmax/causal", 4096, 100000, "float16", 1024, 1, 4096),  # it keeps memory busy alone
+        ("softmax/causal", 4096, 262144, "float16", 768, 2, 4096),
         ("softmax/window", 4096, 50257, "float16", 768, 2, 4096),
         ("softmax/causal", 50257, 50257, "float16", 768, 2, 264),  # half is kept
         ("softmax/causal", 30000, 65536, "float32", 768, 1, 132),  # nothing runs beside a block

@@ -90,11 +90,11 @@ class Staged(NamedTuple):
         Threads of a block; fused_block where something is fused.
     chunk_elements, chunk_vectors
         That a thread reads at a time.
-    band_threads, band_block, short_band_block, short_band_bytes
-        Rows in shared memory, of which a causal mask or a window keeps a part: the most threads of a multiprocessor;
-        threads of a block; threads of a block for rows of at most short_band_bytes.
-    band_alone
-        Such rows have a block each where no more than this share of a row is kept.
+    band_blocks
+        Rows in shared memory, of which a causal mask or a window keeps a part: up to how many bytes of a row, threads
+        of a block, and blocks of a multiprocessor at most. The last is for all longer rows, too.
+    band_alone, band_blocks_alone
+        Such rows have a block each where no more than this share of a row is kept; blocks then.
     threads, block, affine_block, min_block
         Rows in shared memory: threads of a multiprocessor; the most threads of a block without parameters, and with
         them; the fewest.
@@ -113,11 +113,9 @@ class Staged(NamedTuple):
     min_block: int
     roomy_threads: int
     few_threads: int
-    band_threads: int
-    band_block: int
-    short_band_block: int
-    short_band_bytes: int
+    band_blocks: Sequence[Sequence[int]]
     band_alone: float
+    band_blocks_alone: Sequence[Sequence[int]]
 
 
 class Streamed(NamedTuple):

@@ -43,10 +43,11 @@ class RegisterModel(NamedTuple):
     cluster_rows, cluster_rows_few, cluster_small, cluster_small_more, cluster_large
         Registers for rows in the registers of clusters; up to how many values they want so many more, and from how many
         on more.
-    staged, staged_arithmetic, staged_alone, staged_both
+    staged, staged_arithmetic, staged_alone, staged_scaled, staged_both
         Registers for fused rows on their way through shared memory, with arithmetic that takes so many; where nothing
-        is loaded beside x, but a mask keeps an interval or each row has a scale; beside values and parameters, where
-        these wait in shared memory and in registers.
+        is loaded beside x, but a mask keeps an interval or each row has a scale; where 16 bits become bytes with a
+        scale a row, and nothing else (docs/notes/088); beside values and parameters, where these wait in shared memory
+        and in registers.
     small_batch, one_row
         Registers for small batches, and for one row in the registers of the grid.
     computed, computed_beside, computed_at_most
@@ -87,6 +88,7 @@ class RegisterModel(NamedTuple):
     small_batch: int
     one_row: int
     staged_alone: int
+    staged_scaled: int
     staged_both: int
     computed: int
     computed_beside: int

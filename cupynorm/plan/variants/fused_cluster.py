@@ -191,7 +191,10 @@ def _registers(question: Question, elements: int, cache: int = SHARED) -> int:
     more = problem.extra_registers - model.staged_arithmetic
     alone = not (problem.load_operands or problem.epilogue_operands)
     alone = alone and (problem.interval_mask or (problem.has_scales and bool(problem.parameter_bytes)))
-    needed = elements * problem.fields + (model.staged_alone if alone else model.staged) + 2 * max(0, more)
+    beside = model.staged_alone if alone else model.staged
+    if problem.only_scaled:
+        beside = model.staged_scaled
+    needed = elements * problem.fields + beside + 2 * max(0, more)
     needed += elements * sum(problem.epilogue_operands) // REGISTER_BYTES
     passing = sum(size * problem.vector // REGISTER_BYTES for size in problem.parameter_bytes)
     needed += max(0, 2 * (passing - model.passing_words))
