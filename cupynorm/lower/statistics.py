@@ -69,6 +69,7 @@ SPARE_STEPS = 8
 # (kAllCount and kBytesCount in kernels/ops/keeping.cuh).
 TWO_MOMENTS, TWO_MOMENTS_OF_BYTES = (0, 2), (-1, 2)
 OF_TWO_MOMENTS = 5  # numbers of a row in their State and pivot, or in their Row
+OF_Z_SCORES = 6  # the same of Standardize
 OF_MASK = 16  # registers in which a thread finds out what a mask has dropped
 
 
@@ -108,6 +109,8 @@ def statistic_spec(
     )
     if op.name == MOMENTS.name and options[-1] == TWO_MOMENTS[-1]:
         op = replace(op, row_numbers=OF_TWO_MOMENTS)
+    elif op.name == STANDARDIZE.name and weights is not None:
+        op = replace(op, row_numbers=OF_Z_SCORES)
     if options == TWO_MOMENTS and is_integer(x.dtype) and x.dtype.itemsize == 1 and op.name == MOMENTS.name:
         op = replace(op, options=TWO_MOMENTS_OF_BYTES, sums_of_bytes=True)
     plain = y is not None and mask is None and weights is None and not is_integer(x.dtype)

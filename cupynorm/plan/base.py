@@ -148,14 +148,15 @@ def without_spills(question: Question, plan: Plan) -> Plan:
 
     The compiled kernel is asked. It is compiled again for fewer blocks only where each thread then has more registers,
     and only as long as that helps: local memory may also hold what no register can, such as an array whose elements
-    are chosen at run time. Of rows whose elements lie apart a few bytes cost less than the second of two blocks. How a
-    row is summed does not depend on it.
+    are chosen at run time. Of rows whose elements lie apart a few bytes cost less than the second of two blocks, and
+    with weights than the third of three. How a row is summed does not depend on it.
     """
     few = question.rules.apart.block_local_bytes if question.problem.across else 0
+    most = 2 if question.problem.is_weighted else 1
     kept, spilled = plan, question.local_bytes(plan)
     while spilled:
         blocks = _blocks_with_more_registers(question.limits, kept)
-        if blocks == 0 or (blocks == 1 and spilled <= few):
+        if blocks == 0 or (blocks <= most and spilled <= few):
             break
         fewer = replace(kept, min_blocks=blocks)
         less = question.local_bytes(fewer)

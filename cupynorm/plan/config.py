@@ -62,6 +62,7 @@ PARTS_ACROSS = (
     4  # elements of a row that are then computed at a time, where a thread has more than MAX_NUMBERS_ACROSS
 )
 MOST_ROW_NUMBERS = 8  # in an op's State and pivot, or in its Row
+NUMBERS_OF_SUMS = 5  # in the state of sums of deviations; exponentials have fewer
 MESSAGE_NUMBERS = 8  # room of what a block of a grid tells another, in numbers of the compute type
 MESSAGE_BYTES = 32  # the same where the row waits in registers, or is read twice side by side
 MAX_TWO_REDUCTIONS_BLOCK = (

@@ -164,6 +164,12 @@ class Problem:
         return self.fields > 1 and bool(self.load_operands) and not self.epilogue_operands
 
     @property
+    def is_weighted(self) -> bool:
+        """Whether elements of rows that lie apart come with weights, for statistics of which results are made."""
+        apart = self.in_steps and bool(self.load_operands) and self.fields > 1
+        return apart and self.output_bytes > 0 and self.row_numbers < MOST_ROW_NUMBERS
+
+    @property
     def band_share(self) -> float:
         """The share of the elements that a mask keeps at most, as far as that follows from shapes."""
         return self.band_cols / self.cols if self.band_cols else 1.0

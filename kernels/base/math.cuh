@@ -93,7 +93,7 @@ using ElementOf = typename ElementOfOp<Op>::Type;
 // (docs/notes/048, "Independent accumulators").
 template <int kAlwaysValid, int kEdge = 0, int kAccumulators_ = 1>
 struct Predicate {
-  static constexpr int kAccumulators = kAccumulators_;
+  static constexpr int kAccumulators = kAccumulators_, kKept = 0;  // kKept: see AllKept
   int count;
   bool has_edge;
 
@@ -106,6 +106,13 @@ struct Predicate {
     return kAlwaysValid == N || (count == N - kEdge && (kEdge == 0 || has_edge));
   }
   int total() const { return count + (kEdge > 0 && has_edge ? kEdge : 0); }
+};
+
+// The same where a mask may drop elements, of which it keeps the first kKept_.
+template <int kKept_>
+struct AllKept : Predicate<kKept_> {
+  static constexpr int kKept = kKept_;
+  bool operator()(int) const { return true; }
 };
 
 template <typename T, int N>

@@ -280,9 +280,10 @@ struct FusedLoad : Cols {
     OperandsBeside<kRows> operands;
     OfRows<Mask_, kRows> mask;
   };
-  template <int kRows, class Row, typename Index>
+  // kKept: none lies outside of its row's interval, which is not asked then.
+  template <int kRows, bool kKept = false, class Row, typename Index>
   static Vector<T, kRows> load_across(const Row (&rows)[kRows], Index col, Beside<kRows>& beside) {
-    bool any = !kInterval;
+    bool any = !kInterval || kKept;
 #pragma unroll
     for (int r = 0; r < kRows; ++r) any |= rows[r].template reads<1>(col);
     if (!any) {
@@ -293,7 +294,7 @@ struct FusedLoad : Cols {
     load_operands_across<kRows>(rows, col, beside.operands);
     return load_x_across<kRows>(rows, col);
   }
-  template <int kRows, class Row, typename Element, typename Index>
+  template <int kRows, bool kKept = false, class Row, typename Element, typename Index>
   static unsigned unpack_across(const Row (&rows)[kRows], const Vector<T, kRows>& x,
       const Beside<kRows>& beside, Element (&elements)[kRows], Index col, Element padding) {
     compute_across<kRows>(rows, x, beside.operands, elements, col);
@@ -301,7 +302,7 @@ struct FusedLoad : Cols {
     if constexpr (kDrops) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        const bool kept = rows[r].mask.template bits<1>(beside.mask.of(r), col) & 1;
+        const bool kept = rows[r].mask.template bits<1, kKept>(beside.mask.of(r), col) & 1;
         elements[r] = kept ? elements[r] : padding;
         bits |= unsigned(kept) << r;
       }

@@ -142,12 +142,7 @@ struct KeptElements {
     for (int i = 32 * w; i < 32 * w + 32 && i < N; ++i) bits |= bit(i);
     return bits;
   }
-  bool has_all() const {
-    bool all = true;
-#pragma unroll
-    for (int w = 0; w < kWords; ++w) all &= word[w] == bits_of_word(w);
-    return all;
-  }
+  void drop(int i) { word[i / 32] &= ~bit(i); }
   void keep_all() {
 #pragma unroll
     for (int w = 0; w < kWords; ++w) word[w] = bits_of_word(w);
@@ -226,10 +221,12 @@ struct Mask {
     void count_from(Index col) {
       interval.begin -= col, interval.end -= col;
     }
-    template <int N, typename Index>
+    // kWithin: none lies outside of the interval
+    template <int N, bool kWithin = false, typename Index>
     unsigned bits(const Packed<N>& packed, Index col) const {
       unsigned bits = ~0u >> (32 - N);
       if constexpr (kBytes) bits = bits_of<N>(packed);
+      if constexpr (kWithin) return bits;
       if constexpr (!kWhole && N == 1) {
         if (col < Index(interval.begin) || col >= Index(interval.end)) bits = 0;
       } else if constexpr (!kWhole) {

@@ -119,7 +119,7 @@ constexpr unsigned kRoundNext = 1, kStepNext = 2;
 struct RowOp {
   static constexpr bool kHasArguments = false, kHasPivot = false, kOwnNumber = false, kTwoPass = false,
       kMaskable = false, kExtends = false, kRounds = false, kSearches = false, kMayEnd = false,
-      kAddsUp = false, kMapsPadding = false;
+      kAddsUp = false, kCountsAllKept = false, kMapsPadding = false;
 
   template <class State, typename T>
   static State rebase(State s, T, T) {

@@ -36,7 +36,7 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
   // Of 16 bits: sums around an element that counts, which is within the deviation times the root of how many there are
   // of the mean, so that squares lose no more than as many units of their last place.
   static constexpr bool kAddsUp = !kHigher && kCounts >= kAllCount;
-  static constexpr bool kCountsAllKept = kCounts == kMarkedCount;
+  static constexpr bool kCountsAllKept = !kHigher && kCounts == kMarkedCount;
   struct Sums {
     T origin, sum, squares, count;
   };
@@ -76,7 +76,7 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
   // the mean. What is missing is 0 there, so that the squares hold mean^2 for each missing element, which is taken away
   // again. That costs no digits: with two elements or more the squares are no less than mean^2, since the least is 0;
   // with one element both are 0. Leaves x - origin in x, and 0 where something is missing.
-  template <int kChains, int N>
+  template <int kChains, int kKept, int N>
   static State summarize_marked(T (&x)[N]) {
     T least = infinity<T>(), sum[kChains] = {}, squares[kChains] = {};
     int counts[kChains] = {};
@@ -85,7 +85,7 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
     const T origin = least < infinity<T>() ? least : T(0);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      const bool counted = !is_missing(x[i]);
+      const bool counted = i < kKept || !is_missing(x[i]);
       counts[i % kChains] += counted;
       x[i] = counted ? x[i] - origin : T(0);
       sum[i % kChains] += x[i];
@@ -120,7 +120,7 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
   template <int N, class Predicate>
   static State summarize(Element (&x)[N], Predicate valid, T) {
     constexpr int kChains = Predicate::kAccumulators;
-    if constexpr (!kHigher && kCounts == kMarkedCount) return summarize_marked<kChains>(x);
+    if constexpr (!kHigher && kCounts == kMarkedCount) return summarize_marked<kChains, Predicate::kKept>(x);
     if constexpr (!kHigher && kCounts == kBytesCount)
       return summarize_bytes<kChains>(x, valid.template all<N>() ? N : valid.total());
     T origin = 0, sum[kChains] = {}, counts[kChains] = {}, squares[kChains] = {};

@@ -10,10 +10,10 @@ extern __shared__ __align__(16) unsigned char shared_memory[];
 
 namespace cupynorm {
 
-// Whether each thread has all elements of a round.
-template <bool kWhole_>
+// Whether each thread has all elements of a round, and no interval drops any of them.
+template <bool kWhole_, bool kKept_ = false>
 struct Round {
-  static constexpr bool kWhole = kWhole_;
+  static constexpr bool kWhole = kWhole_, kKept = kKept_;
 };
 
 // Before the blocks of a cluster write into one another, and before any load.
@@ -99,8 +99,9 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   constexpr int kAtATime = kMany && Op::kTwoPass ? 16 : 32;  // where one part more takes few instructions
   constexpr int kPart = kPacked ? part_of_elements(kElements, kAtATime / kVector) : kElements;
 
-  // Whether whole rounds come first, of which nothing is asked.
-  constexpr bool kWholeRounds = Shape::kOfGrid && !kHolds;
+  // Whether whole rounds come first, of which nothing is asked. kKeepsRounds: those that no mask's interval drops.
+  constexpr bool kWholeRounds = Shape::kOfGrid && !kHolds,
+      kKeepsRounds = Load::kInterval && !kHolds && !kWholeRounds && kStoresNothing<Store> && Op::kCountsAllKept;
 
   // this block's columns, and this thread's: every kDown-th from `first` on, before `end`
   const int part = at.part, lane = threadIdx.x % kLanes;
@@ -170,7 +171,7 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   auto fetch = [&](Index at, auto round) {
     each_element(at, round, [&](int j, Index col) {
       if constexpr (kInSteps) loaded[j] = Load::template load_across<kVector>(sources, Step<kDown>{j}, beside[j]);
-      else loaded[j] = Load::template load_across<kVector>(sources, col, beside[j]);
+      else loaded[j] = Load::template load_across<kVector, decltype(round)::kKept>(sources, col, beside[j]);
     });
   };
   auto fetch_operands = [&](Index at, auto round) {
@@ -196,8 +197,8 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     }
     each_of_part(from, at, round, [&](int j, Index col) {
       Element own[kVector];
-      keeps |= Bits(Load::template unpack_across<kVector>(sources, loaded[from + j], beside[from + j], own, col,
-                   Op::padding())) << j * kVector;
+      keeps |= Bits(Load::template unpack_across<kVector, decltype(round)::kKept>(sources, loaded[from + j],
+                   beside[from + j], own, col, Op::padding())) << j * kVector;
 #pragma unroll
       for (int v = 0; v < kVector; ++v) x[v][j] = own[v];
       ++there;
@@ -234,12 +235,23 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   }
   // Calls body(column, round) for each round of rows that wait nowhere; or from the last one back, which may still be
   // in the L2 cache.
-  const Index rounds = kWholeRounds && begin < end ? (end - begin) / kRound : 0;  // whole ones
+  Index rounds = kWholeRounds && begin < end ? (end - begin) / kRound : 0;  // whole ones
+  if constexpr (kKeepsRounds) {  // those at the begin that lie within the intervals of all rows of the warp
+    Index to = here ? end : 0;
+    bool begun = true;
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      const auto& own = sources[v].mask.interval;
+      to = to < own.end ? to : own.end, begun &= own.begin <= first;
+    }
+    const unsigned own = begun && to > first ? unsigned((to - first + (kDown - 1)) / kRound) : 0;
+    rounds = ~largest_of_warp(~own);
+  }
   auto each_round = [&](auto&& body) {
     Index at = first;
-    if constexpr (kWholeRounds) {
+    if constexpr (kWholeRounds || kKeepsRounds) {
 #pragma unroll 1
-      for (Index i = 0; i < rounds; ++i, at += kRound) body(at, Round<true>());
+      for (Index i = 0; i < rounds; ++i, at += kRound) body(at, Round<true, kKeepsRounds>());
     }
 #pragma unroll 1
     for (; at < end; at += kRound) body(at, Round<false>());
@@ -269,7 +281,15 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     }
   } else {
     RunningRows<Op, kVector, Precision> running;
+    const auto add_all = [&](auto& running) {
+      constexpr AllKept<kPart> kAll = {{kPart, false}};
+      if constexpr (kAddsKept<RunningRows<Op, kVector, Precision>>) running.add_kept(x, [&](int) { return kAll; });
+      else running.add(x, kAll);
+    };
     auto add = [&](int from, int there, auto round) {
+      if constexpr (kKeepsRounds && !Load::kMaskBytes) {
+        if constexpr (decltype(round)::kKept) return add_all(running);
+      }
       if (decltype(round)::kWhole || (kEven && from + kPart <= kSure)) running.add(x, Predicate<kPart>{kPart, false});
       else if (there > 0) running.add(x, Predicate<0>{there, false});
     };

@@ -16,40 +16,48 @@ inline bool has_element(int number, int last) {
 }
 
 // Those of which a byte of the mask says so, before column `last`, given the pointers to the rows from the thread's
-// first column on. A word after the other: unrolled, all bytes would be loaded at once, to registers that are not free.
-template <class Load, class Shape>
-inline KeptOfRows<Shape> find_kept_by_bytes(const typename Load::RowPointer (&rows)[Shape::kVector], int last) {
+// first column on. kFirst: before x is loaded, by fetch(j) for each of these elements, behind the loads of some bytes,
+// so that both are on their way together; as many bytes at once as there are registers for. Else a word after the
+// other, in a loop: unrolled, all bytes would be loaded at once, to registers that are not free.
+template <class Load, class Shape, bool kFirst, class Fetch>
+inline KeptOfRows<Shape> find_kept_by_bytes(const typename Load::RowPointer (&rows)[Shape::kVector], int last,
+    Fetch fetch) {
   constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kOfQuad = 4 / kVector, kOfWord = 8 * kOfQuad,
       kWords = KeptOfRows<Shape>::kWords;
+  constexpr int kAtATime = kFirst && kOfWord < 48 ? part_of_elements(kWords, 48 / kOfWord) : 1,  // words
+      kTurns = kWords / kAtATime, kLoads = kAtATime * kOfWord;
   KeptOfRows<Shape> kept;
   typename Load::RowPointer sources[kVector];
 #pragma unroll
   for (int v = 0; v < kVector; ++v) sources[v] = rows[v];
-  auto next_word = [&](auto bytes_of) {
+  auto next_words = [&](auto has_byte, auto fetch_one) {
+    unsigned bytes[kLoads];
 #pragma unroll
-    for (int w = 0; w + 1 < kWords; ++w) kept.word[w] = kept.word[w + 1];
-    kept.word[kWords - 1] = 0;
+    for (int j = 0; j < kLoads; ++j) {
+      bytes[j] = 0;
+      if (has_byte(j)) bytes[j] = Load::template mask_bytes_across<kVector>(sources, Step<Shape::kDown>{j});
+    }
 #pragma unroll
-    for (int j = 0; j < kOfWord; j += kOfQuad) {
+    for (int j = 0; j < kLoads; ++j) fetch_one(j);
+#pragma unroll
+    for (int w = 0; w < kWords; ++w) kept.word[w] = w + kAtATime < kWords ? kept.word[w + kAtATime] : 0;
+#pragma unroll
+    for (int j = 0; j < kLoads; j += kOfQuad) {
       unsigned quad = 0;
 #pragma unroll
-      for (int i = 0; i < kOfQuad; ++i) quad |= bytes_of(j + i) << 8 * i * kVector;
-      kept.word[kWords - 1] |= tops_of(quad) >> j / kOfQuad;
+      for (int i = 0; i < kOfQuad; ++i) quad |= bytes[j + i] << 8 * i * kVector;
+      const int word = kWords - kAtATime + j / kOfWord;
+      kept.word[word] |= tops_of(quad) >> j % kOfWord / kOfQuad;
     }
-  };
-#pragma unroll 1
-  for (int w = 0; w + 1 < kWords; ++w) {
-    next_word([&](int j) { return Load::template mask_bytes_across<kVector>(sources, Step<Shape::kDown>{j}); });
 #pragma unroll
-    for (int v = 0; v < kVector; ++v) sources[v].mask.begin_at(kOfWord * Shape::kDown);
-  }
-  constexpr int kBefore = (kWords - 1) * kOfWord;
-  next_word([&](int j) -> unsigned {
-    if (kBefore + j >= kElements) return 0;
-    const bool there = has_element<Shape>(kBefore + j, last);
-    const unsigned bytes = Load::template mask_bytes_across<kVector>(sources, Step<Shape::kDown>{there ? j : 0});
-    return there ? bytes : 0;
-  });
+    for (int v = 0; v < kVector; ++v) sources[v].mask.begin_at(kLoads * Shape::kDown);
+  };
+#pragma unroll(kFirst ? kTurns : 1)
+  for (int turn = 0; turn + 1 < kTurns; ++turn)
+    next_words([](int) { return true; }, [&](int j) { fetch(turn * kLoads + j); });
+  constexpr int kBefore = (kTurns - 1) * kLoads;
+  next_words([&](int j) { return kBefore + j < kElements && has_element<Shape>(kBefore + j, last); },
+      [&](int j) { if (kBefore + j < kElements) fetch(kBefore + j); });
   return kept;
 }
 
@@ -88,11 +96,11 @@ inline KeptOfRows<Shape> find_kept_by_intervals(const typename Load::RowPointer 
 }
 
 // Finds them, given the pointers to the rows from the thread's first column on. It has those before column `last`,
-// counted from there.
-template <class Load, class Shape>
-inline KeptOfRows<Shape> find_kept(const typename Load::RowPointer (&rows)[Shape::kVector], int last) {
+// counted from there. kFirst, fetch: as in find_kept_by_bytes.
+template <class Load, class Shape, bool kFirst, class Fetch>
+inline KeptOfRows<Shape> find_kept(const typename Load::RowPointer (&rows)[Shape::kVector], int last, Fetch fetch) {
   KeptOfRows<Shape> kept;
-  if constexpr (Load::kMaskBytes) kept = find_kept_by_bytes<Load, Shape>(rows, last);
+  if constexpr (Load::kMaskBytes) kept = find_kept_by_bytes<Load, Shape, kFirst>(rows, last, fetch);
   if constexpr (Load::kInterval) {
     const KeptOfRows<Shape> within = find_kept_by_intervals<Load, Shape>(rows, last);
 #pragma unroll

@@ -77,6 +77,12 @@ inline constexpr bool wait_packed() {
 template <class Load, class Shape>
 using HeldRows = Vector<typename Load::Type, Shape::kVector>[Shape::kElements];
 
+// Whether a mask is known to keep all elements that a warp has.
+template <bool kKeepsAll_>
+struct OfWarp {
+  static constexpr bool kKeepsAll = kKeepsAll_;
+};
+
 // A tile of whole rows, as one thread has it, from its loads to its results. All threads must call load, summarize and
 // finish, in this order.
 template <class AnyOp, class Load, class Store, class Shape>
@@ -102,10 +108,14 @@ struct WholeRows {
   // Whether results of padding are what is to be stored for what is dropped, but in rows that are looked at later.
   static constexpr bool kLooksLater =
       Load::kDrops && AnyOp::kMapsPadding && (Own::kAny || !kPacked) && !Store::kScales;
-  // Whether there is code for warps of which a mask drops nothing: of intervals most keep all or nothing. Blocks of the
-  // grid have two copies already.
+  // Whether there is code for warps of which a mask drops nothing: of intervals most keep all or nothing. Not where
+  // little is asked of each element and blocks of the grid have two copies of the results. kLoadsAll: for their loads,
+  // too, but where little is asked, or nothing is stored, so that a multiprocessor has room for three blocks
+  // (docs/notes/087).
   static constexpr bool kOfIntervals = Load::kInterval && !Load::kMaskBytes,
-      kMayKeepAll = kOfIntervals && !Own::kAny && !Shape::kOfGrid && kVector * kElements > 32;
+      kLoadsAll = kOfIntervals && AnyOp::kCountsAllKept && !kStoresNothing<Store>,
+      kMayKeepAll = kOfIntervals && !Own::kAny && (!Shape::kOfGrid || AnyOp::kCountsAllKept) &&
+          kVector * kElements > 32;
   static_assert(!Load::kDrops || (AnyOp::kMaskable && !Op::kHasPivot),
       "the op says what becomes of elements that a mask drops");
 
@@ -161,12 +171,25 @@ struct WholeRows {
     }
     return all;
   }
+  // Whether the intervals of all rows hold all that the thread has.
+  bool keeps_all_of(const Sources& sources) const {
+    bool all = true;
+#pragma unroll
+    for (int v = 0; v < kVector; ++v) {
+      const Bounds<int> own = sources[v].interval();
+      all &= own.begin <= 0 && own.end >= held - down;
+    }
+    return all || !here;
+  }
   bool reads(const Bounds<int>& read, int j) const {
     return !Load::kInterval || (j * kDown >= read.begin && j * kDown < read.end);
   }
+  // kWithin: none lies outside of what a mask keeps.
+  template <bool kWithin = false>
   void fetch(const Sources& sources, const Bounds<int>& read, int j) {
-    if constexpr (Load::kInterval) loaded[j] = {};
-    if (reads(read, j)) loaded[j] = Load::template load_x_across<kVector>(sources, Step<kDown>{has(j) ? j : 0});
+    if constexpr (Load::kInterval && !kWithin) loaded[j] = {};
+    if (!kWithin && !reads(read, j)) return;
+    loaded[j] = Load::template load_x_across<kVector>(sources, Step<kDown>{has(j) ? j : 0});
   }
   void prefetch_next() const {
     prefetch_tile<Shape>(a.load, a.rows, at.next, [&](auto& source) { source.begin_at(first); },
@@ -196,9 +219,21 @@ struct WholeRows {
     const int64 row = row_of(at.tile);
     go_to(sources, row);
     if constexpr (Load::kInterval) read = interval_of(sources);
-    if (is_first_tile()) {
+    if constexpr (kOfIntervals) keeps_all = all_lanes(keeps_all_of(sources));
+    // Bytes of a mask are loaded before x, which gets their registers, where that was measured (docs/notes/087).
+    constexpr bool kBytesFirst =
+        Load::kMaskBytes && !Shape::kOfGrid && AnyOp::kCountsAllKept && !kStoresNothing<Store>;
+    if constexpr (kBytesFirst) {
+      kept = find_kept<Load, Shape, true>(sources, held - down,
+          [this](int j) { fetch(sources, read, j); });
+    } else if (is_first_tile()) {
+      if (kLoadsAll && keeps_all) {
 #pragma unroll
-      for (int j = 0; j < kElements; ++j) fetch(sources, read, j);
+        for (int j = 0; j < kElements; ++j) fetch<true>(sources, read, j);
+      } else {
+#pragma unroll
+        for (int j = 0; j < kElements; ++j) fetch(sources, read, j);
+      }
     }
     if (meet_for_long(at.parts)) prefetch_next();
     // ---- while they are on their way
@@ -211,24 +246,35 @@ struct WholeRows {
     if constexpr (kConverted) convert_parameters();
     if constexpr (kDraws<Load>) draw_across<Shape>(sources, lane, down, held);
     if constexpr (Load::kDrops) {
-      kept = find_kept<Load, Shape>(sources, held - down);
-      if constexpr (kOfIntervals) keeps_all = !any_lane(!kept.has_all());
+      if (kLoadsAll && keeps_all) keep_all();
+      else if constexpr (!kBytesFirst)
+        kept = find_kept<Load, Shape, false>(sources, held - down, [](int) {});
       if constexpr (Own::kAny) {
         if (!kOfIntervals || !keeps_all) drop_halves<Shape>(kept, loaded);
       }
     }
   }
 
-  // Calls body(), in a copy that asks no element whether it is kept where all are.
+  void keep_all() {
+    kept.keep_all();
+#pragma unroll
+    for (int j = kSure; j < kElements; ++j) {
+#pragma unroll
+      for (int v = 0; v < kVector; ++v) {
+        if (!has(j)) kept.drop(j * kVector + v);
+      }
+    }
+  }
+  // Calls body(OfWarp), in a copy that asks no element whether it is kept where all are.
   template <class Body>
   void for_kept(Body body) {
     if constexpr (kMayKeepAll) {
       if (keeps_all) {
-        kept.keep_all(), body();
+        keep_all(), body(OfWarp<true>());
         return;
       }
     }
-    body();
+    body(OfWarp<false>());
   }
 
   // ---- the rows' States
@@ -312,6 +358,7 @@ struct WholeRows {
     }
     take_states<Shape>(running, mine, pivot);
   }
+  template <bool kAll>
   void summarize_own() {
     if constexpr (!Op::kOwnNumber) {
 #pragma unroll
@@ -326,12 +373,13 @@ struct WholeRows {
 #pragma unroll
       for (int v = 0; v < kVector; ++v) {
         if constexpr (Op::kHasPivot) pivot[v] = LanesApart<kLanes>::first(Op::pivot_of(x[v], Precision()));
-        mine[v] = Op::summarize(x[v], Predicate<kSure>{valid(0), false}, pivot[v]);
+        if constexpr (kAll) mine[v] = Op::summarize(x[v], AllKept<kSure>{{valid(0), false}}, pivot[v]);
+        else mine[v] = Op::summarize(x[v], Predicate<kSure>{valid(0), false}, pivot[v]);
       }
     }
   }
   void summarize() {
-    for_kept([this] { summarize_own(); });
+    for_kept([this](auto warp) { summarize_own<decltype(warp)::kKeepsAll>(); });
 #pragma unroll
     for (int v = 0; v < kVector; ++v) total[v] = mine[v] = with_own<Op>(mine[v], pivot[v]);
     reduce_apart<Op, Shape>(total, pivot, places, part, 0, [&] {
@@ -472,7 +520,8 @@ inline bool go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
     rows.look_later();
     return true;
   }
-  rows.for_kept([&] { rows.template store<false>(next, read); });
+  if constexpr (Shape::kOfGrid) rows.template store<false>(next, read);  // which has two copies already
+  else rows.for_kept([&](auto) { rows.template store<false>(next, read); });
   rows.look_later();
   if constexpr (Shape::kOfGrid) exit_thread();  // `loaded` does not wait for a tile that is not there
   return false;

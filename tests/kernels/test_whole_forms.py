@@ -130,6 +130,44 @@ def test_lengths(case: tuple[str, str, str]) -> None:
     compare(getattr(cupynorm, call), (x,), dtype, numbers, **options)
 
 
+# What a warp does whose rows' lengths keep all that it has is a copy of its own: of parts, of numbers, over the grid,
+# and of rows that wait nowhere, which go through rounds.
+KEEP_ALL = [
+    ("words of several parts", "float16", "layer_norm"),
+    ("a cluster", "float32", "standardize"),
+    ("the grid", "float32", "layer_norm"),
+    ("the grid", "float16", "standardize"),
+    ("nowhere", "float16", "moments"),
+    ("nowhere", "float32", "moments"),
+]
+
+
+@pytest.mark.parametrize("case", KEEP_ALL, ids=" ".join)
+def test_bits_of_a_row_do_not_depend_on_its_neighbours_lengths(case: tuple[str, str, str]) -> None:
+    name, dtype, call = case
+    cols, numbers = TILINGS.get(name, (200, (2, 4, 16, 64, 1)))
+    plan = tiling(cols, numbers, 128 if dtype == "float16" else 64)
+    if name == "nowhere":
+        plan = tiling_apart(*numbers, variant="uncached", waits=NOWHERE)
+    x = drawn(cols, numbers, dtype)
+    lengths = lengths_of(x, (2, x.shape[2]))
+    lengths[:, ::3], lengths[0, :16] = cols, cols
+    given = {"axis": 1, "plan": plan}
+
+    def results(lengths: Any) -> list[Any]:
+        found = getattr(cupynorm, call)(cupy.asarray(x), lengths=cupy.asarray(lengths), **given)
+        return [cupy.asnumpy(each) for each in (found if isinstance(found, tuple) else (found,))]
+
+    whole, some = results(np.full_like(lengths, cols)), results(lengths)
+
+    wanted = getattr(cupynorm, call)(exact(x), axis=1, lengths=lengths)
+    for all_kept, found, right in zip(
+        whole, some, wanted if isinstance(wanted, tuple) else (wanted,), strict=True
+    ):
+        np.testing.assert_array_equal(all_kept[..., ::3], found[..., ::3])
+        np.testing.assert_allclose(found, right, rtol=DIGITS[dtype], atol=4 * DIGITS[dtype])
+
+
 @pytest.mark.parametrize("name", SOME if SLOW else ["a cluster"])
 def test_bands_and_lengths_beside_masks_and_operands(name: str) -> None:
     cols, numbers = TILINGS[name]

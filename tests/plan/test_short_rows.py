@@ -123,14 +123,35 @@ def test_exponentials_that_wait_in_place_of_elements_are_not_taken_again() -> No
 
 @pytest.mark.parametrize("size", [2, 4])
 def test_weighted_statistics_wait_nowhere_from_fewer_columns_on(size: int) -> None:
-    _, _, fewest, _ = APART.only_read
+    _, _, fewest, *_ = APART.only_read
     weighted = {"load_operands": (size,), "fields": 2, "waits_as_loaded": False, "row_numbers": 5}
     for cols, numbers in ((fewest, weighted), (fewest, {"row_numbers": 5})):
         plans = [planned(problem(each, size, output_bytes=0, **numbers)) for each in (cols - 1, cols)]
         assert [plan.variant == "uncached" for plan in plans] == [False, "fields" in numbers]
 
 
-def test_halves_of_which_an_interval_counts_wait() -> None:
+def test_halves_of_which_an_interval_counts_wait_up_to_more_columns() -> None:
     numbers = {"interval_mask": True, "direct_load": False, "row_numbers": 5, "output_bytes": 0}
-    halves, floats = (planned(problem(768, size, **numbers)) for size in (2, 4))
-    assert (halves.waits > 0, floats.waits > 0) == (True, False)
+    fewest = APART.only_read[3]
+    halves, longer = (planned(problem(cols, 2, **numbers)) for cols in (fewest - 1, fewest))
+    floats = planned(problem(fewest - 1, 4, **numbers))
+    assert (halves.waits > 0, longer.waits > 0, floats.waits > 0) == (True, False, False)
+
+
+@pytest.mark.parametrize(
+    ("spilled", "blocks"), [(0, 3), (APART.block_local_bytes, 3), (APART.block_local_bytes + 4, 2)]
+)
+def test_weighted_halves_have_three_blocks_of_a_multiprocessor(spilled: int, blocks: int) -> None:
+    pairs = {"load_operands": (2,), "fields": 2, "waits_as_loaded": False, "direct_load": False}
+
+    def chosen(row_numbers: int) -> Plan:
+        def local_bytes(plan: Plan) -> int:
+            return spilled if plan.min_blocks > 2 else 0
+
+        asked = problem(768, 2, row_numbers=row_numbers, **pairs)
+        return choose(asked, RECORDED["h200"], lambda plan: plan.min_blocks, local_bytes=local_bytes)
+
+    weighted, gradient = chosen(6), chosen(8)
+
+    assert (weighted.vector, weighted.vectors, weighted.ctas_per_row) == (2, 16, 6)
+    assert (weighted.min_blocks, gradient.min_blocks) == (blocks, 2)

@@ -151,9 +151,9 @@ class Apart(NamedTuple):
         The share of a device's multiprocessors that clusters must have at once where their blocks are no power of two,
         and that blocks of the grid must have.
     only_read
-        From how many columns on rows of which no element is stored wait nowhere; the same of ops with a large state and
-        of 16 bits of which a mask keeps an interval; the same where an element is two numbers; and how many blocks for
-        each multiprocessor then load them at least, if they are long enough.
+        From how many columns on rows of which no element is stored wait nowhere; the same of ops with a large state,
+        and of exponentials of 16 bits of which a mask keeps an interval; where an element is two numbers; of such sums
+        of 16 bits; and how many blocks for each multiprocessor then load them at least, if they are long enough.
     few_local_bytes, block_local_bytes
         Bytes of registers that a thread may spill, which cost less than another tiling, and less than the second of two
         blocks of a multiprocessor.

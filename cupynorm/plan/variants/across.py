@@ -25,6 +25,7 @@ from cupynorm.plan.config import (
     MAX_ROWS_OF_WORD,
     MOST_ROW_NUMBERS,
     NOWHERE,
+    NUMBERS_OF_SUMS,
     ONE_BLOCK_PER_ROW,
     PARTS_ACROSS,
     REGISTER_BYTES,
@@ -43,6 +44,7 @@ from cupynorm.plan.variants.across_grid import (
 from cupynorm.plan.variants.tiles import (
     KINDS,
     MORE_IF_SPILLED,
+    WEIGHTED,
     blocks_of_a_row,
     bytes_beside,
     elements_held,
@@ -274,7 +276,8 @@ def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
             continue
         lanes = width // (size * vector)
         elements = question.rules.apart.odd_elements[problem.output_bytes > 0]
-        room = block // lanes * (elements if odd else most_numbers(problem) // vector)
+        numbers = problem.fields if KINDS[kind] == WEIGHTED else 1  # of an element
+        room = block // lanes * (elements if odd else most_numbers(problem) // vector // numbers)
         may = [each for each in ctas if each <= most_ctas and each * room >= problem.cols]
         fewest_ctas = math.ceil(problem.cols / room)
         if (
@@ -379,10 +382,14 @@ def _in_registers(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
 def _only_read(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:
     """Give the plan of long rows of which no element is stored: they wait nowhere, and many blocks load at once."""
     problem, numbers = question.problem, question.rules.apart
-    fewest, fewest_of_large, fewest_of_pairs, blocks = numbers.only_read
+    fewest, fewest_of_large, fewest_of_pairs, fewest_of_intervals, blocks = numbers.only_read
     asks = problem.interval_mask and problem.load_bytes == HALF_BYTES  # of each element whether it is kept
-    large = problem.row_numbers == MOST_ROW_NUMBERS or asks
-    fewest = fewest_of_large if large else fewest_of_pairs if problem.fields > 1 else fewest
+    if problem.row_numbers == MOST_ROW_NUMBERS or (asks and problem.row_numbers < NUMBERS_OF_SUMS):
+        fewest = fewest_of_large
+    elif asks:  # but of those in rounds that lie within the interval
+        fewest = fewest_of_intervals
+    elif problem.fields > 1:
+        fewest = fewest_of_pairs
     if problem.output_bytes or problem.rounds or problem.cols < fewest:
         return
     block, width = numbers.loops

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
 PACKED_BYTES = 2  # of elements that wait two in a register
+WEIGHTED = "in steps, weighted sums"
 # what a row of `measured` or `over_the_grid` is for, by its last number
 KINDS = (
     "all",
@@ -42,6 +43,7 @@ KINDS = (
     "rounds",
     "nothing stored",
     "in steps, no operands, a large state",
+    WEIGHTED,
 )
 
 
@@ -52,6 +54,8 @@ def kinds_of(problem: Problem) -> set[str]:
     found = {"all"}
     if problem.in_steps and problem.load_operands:
         found.add("in steps, pairs" if problem.fields > 1 else "in steps, operands")
+        if problem.is_weighted:
+            found.add(WEIGHTED)
     elif problem.in_steps and problem.may_drop:
         found.add("in steps, masked")
     elif problem.in_steps:
