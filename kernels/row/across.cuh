@@ -42,8 +42,7 @@ inline void go_through_tiles(const Store& store, int64 rows, Go go) {
     const int groups = gridDim.x, parts = gridDim.y, number = blockIdx.y * groups + blockIdx.x, group = number / parts,
         part = number % parts;
     GridMeeting meeting = {store.room, group, part, 0, 0, sizeof(SlotWords<Op>)};
-    if (part == 0 && threadIdx.x == 0) *meeting.counter() = 0;
-    meeting.begun = grid_arrive();
+    meeting.begin();
     if constexpr (Shape::kHolds) grid_wait(meeting.begun);  // else before the first meeting: they have the registers
     int64 tile = group;
     while (go(TilePart{tile, part, parts, tile + groups}, &meeting)) {

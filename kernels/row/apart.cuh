@@ -3,8 +3,7 @@
 // that a warp accesses whole lines. Rows are reduced over the threads in between. A tile: all rows of a block.
 #pragma once
 #include <base/cluster.cuh>
-#include <base/grid.cuh>
-#include <base/reduce.cuh>
+#include <row/meeting.cuh>
 
 namespace cupynorm {
 
@@ -65,48 +64,6 @@ struct LanesApart {
   }
 };
 
-// What a cluster's blocks tell one another of a row: a Slot from every block, in words of 16 bytes.
-template <class Op>
-struct SlotWords {
-  static constexpr int kQuads = int((sizeof(Slot<Op>) + 15) / 16);
-  union {
-    uint4 words[kQuads];
-    Slot<Op> slot;
-  };
-};
-
-// The counter of each group of blocks has a line of its own. How much room they all need is messages_bytes of
-// cupynorm/plan/problem.py.
-constexpr int kCounterBytes = 128;
-
-// How the gridDim.y blocks of a group meet that share rows: each leaves its Slots in global memory, then all read what
-// all have left. The next ones take another place, and the ones after that the first again: nobody leaves them before
-// all have read these. Addresses are computed each time: a thread with 64 numbers has no registers for them.
-struct GridMeeting {
-  unsigned char* room;  // a counter of each group, then all messages
-  int group, part;
-  unsigned turn, begun;  // how often they have met, and what grid_wait takes
-  int slot_bytes;        // of each message: as many for all ops whose reductions alternate, or groups would disagree
-
-  template <class Op, int kRows>
-  SlotWords<Op>* messages() const {  // [block][row]
-    const unsigned groups = gridDim.x, first = ((turn & 1) * groups + group) * gridDim.y * kRows;
-    unsigned char* messages = room + int64(groups) * kCounterBytes + int64(first) * slot_bytes;
-    make_opaque(messages);  // of global memory
-    return reinterpret_cast<SlotWords<Op>*>(messages);
-  }
-  unsigned* counter() const { return reinterpret_cast<unsigned*>(room + group * kCounterBytes); }
-  // meanwhile(): what a block does until the last one has come
-  template <class Meanwhile>
-  void meet(Meanwhile meanwhile) const {
-    blocks_arrive(counter(), gridDim.y, part == 0);
-    meanwhile();
-    blocks_wait(counter(), turn);
-  }
-};
-struct NothingMeanwhile {
-  void operator()() const {}
-};
 // So many blocks take long to meet, and what is to come meanwhile is asked for sooner (docs/notes/071, "When").
 inline bool meet_for_long(int parts) { return parts >= 24 && parts <= 80; }
 
@@ -162,10 +119,7 @@ struct GatheredSlots {
 
   static Slot<Op> slot_at(const SlotWords<Op>* from) {
     if constexpr (kCount > 0) return from->slot;
-    SlotWords<Op> words;  // from global memory, in whole accesses
-#pragma unroll
-    for (int i = 0; i < SlotWords<Op>::kQuads; ++i) words.words[i] = from->words[i];
-    return words.slot;
+    else return left_slot(from);
   }
   template <class Give>
   static void give_all(const SlotWords<Op>* slots, Give give, int count = kCount) {
@@ -198,20 +152,11 @@ struct GatheredSlots {
 // given the slots of all blocks.
 template <class Op, class Shape, class Give>
 inline void merge_own_rows(const SlotWords<Op>* slots, int part, Give give) {
-  using OfBlocks = GatheredSlots<Op, Shape, 0>;
-  const int parts = gridDim.y, lane = threadIdx.x % kWarp;
+  const int parts = gridDim.y;
 #pragma unroll 1
   for (int row = part + int(threadIdx.x / kWarp) * parts; row < Shape::kRows; row += Shape::kWarps * parts) {
-    Slot<Op> all = lane < parts ? OfBlocks::slot_at(slots + lane * Shape::kRows + row) : Slot<Op>{Op::identity(), 0};
-#pragma unroll 4
-    for (int i = lane + kWarp; i < parts; i += kWarp) {
-      const Slot<Op> slot = OfBlocks::slot_at(slots + i * Shape::kRows + row);
-      all.state = Op::template merge<false>(all.state, Op::rebase(slot.state, slot.pivot, all.pivot));
-    }
-    const auto pivot = LanesApart<1>::first(all.pivot);
-    if (lane < parts) all.state = Op::rebase(all.state, all.pivot, pivot);
-    all = {Op::gather(all.state, LanesApart<1>()), pivot};
-    if (lane == 0) give(row, all);
+    const Slot<Op> all = merged_by_warp<Op, Shape::kRows>(slots + row, parts);
+    if (threadIdx.x % kWarp == 0) give(row, all);
   }
 }
 
@@ -221,15 +166,9 @@ inline void merge_own_rows(const SlotWords<Op>* slots, int part, Give give) {
 template <class Op, class Shape, class Gather, class Meanwhile, class Finish>
 inline void reduce_over_grid(Gather gather, int part, GridMeeting* meeting, Meanwhile meanwhile, bool each_its_own,
     Finish finish) {
-  const auto write = [](SlotWords<Op>* to, const Slot<Op>& slot) {
-    SlotWords<Op> own = {};
-    own.slot = slot;
-#pragma unroll
-    for (int i = 0; i < SlotWords<Op>::kQuads; ++i) to->words[i] = own.words[i];
-  };
   SlotWords<Op>* const messages = meeting->template messages<Op, Shape::kRows>();
   gather([&](int row, int number, const Slot<Op>& all) {
-    if (number == 0) write(messages + part * Shape::kRows + row, all);
+    if (number == 0) leave_slot(messages + part * Shape::kRows + row, all);
   });
   if (meeting->turn == 0) grid_wait(meeting->begun);  // the counters are 0
   meeting->meet(meanwhile);
@@ -239,12 +178,12 @@ inline void reduce_over_grid(Gather gather, int part, GridMeeting* meeting, Mean
     return;
   }
   SlotWords<Op>* const totals = meeting->template messages<Op, Shape::kRows>();
-  merge_own_rows<Op, Shape>(messages, part, [&](int row, const Slot<Op>& all) { write(totals + row, all); });
+  merge_own_rows<Op, Shape>(messages, part, [&](int row, const Slot<Op>& all) { leave_slot(totals + row, all); });
   meeting->meet(NothingMeanwhile());
   ++meeting->turn;
 #pragma unroll 1
   for (int row = threadIdx.x; row < Shape::kRows; row += Shape::kBlock)
-    finish(row, GatheredSlots<Op, Shape, 0>::slot_at(totals + row));
+    finish(row, left_slot(totals + row));
 }
 
 // Calls finish(row, slot) once for each of the tile's rows, with the State of the whole row, given those of each
