@@ -21,7 +21,7 @@ from cupynorm.lower.mirrors import (
     Struct,
     arguments,
     column,
-    direct,
+    direct_load,
     fused_load,
     fused_store,
     kept,
@@ -177,8 +177,8 @@ def _name_of(function: Function) -> str:
 def _load_of(setting: _Setting, what: Around, order: Sequence[int]) -> tuple[Struct, list[Function]]:
     """Return what loads x, and the functions that it calls."""
     x, axes, vectors = setting.x, setting.axes, setting.vectors
-    if what.is_direct and not (vectors.across or vectors.in_runs):
-        return direct("DirectLoad", x.split(axes)[0]), []
+    if what.is_direct and not vectors.across:
+        return direct_load(x, axes), []
     masked = (
         mask_struct(what.mask, setting.vectors, order)
         if what.counted is None
@@ -328,7 +328,7 @@ def _problem(
         epilogue_operands=_bytes_of(what.store_operands, axes, apart=apart),
         output_bytes=max((each.dtype.itemsize for each in what.outs), default=0),
         outputs=len(what.outs) + (what.loaded is not None) + bool(what.scales) + bool(what.room),
-        direct_load=what.is_direct and not in_runs,
+        direct_load=what.is_direct,
         extra_registers=NUMBERS.dropout * drops
         + NUMBERS.label * labels
         + NUMBERS.ignored * (what.labelled is not None and what.counted is not None)
@@ -344,7 +344,9 @@ def _problem(
         most_kept=_most_kept(what.mask) if what.counted is None else cols,
     )
     if not apart:
-        return dataclasses.replace(problem, room=in_runs and bool(what.outs))
+        few = problem.rows < NUMBERS.few_rows and cols * x.dtype.itemsize >= NUMBERS.long_bytes
+        room = what.sums is None and bool(what.outs) and (in_runs or few)
+        return dataclasses.replace(problem, room=room)
     return dataclasses.replace(
         problem,
         vector=across_width(x, axes),

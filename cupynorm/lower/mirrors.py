@@ -86,6 +86,17 @@ def direct(name: str, rows: View) -> Struct:
     )
 
 
+def direct_load(x: View, axes: int) -> Struct:
+    """Return the mirror of DirectLoad, of rows that may lie in runs."""
+    rows, cols = x.split(axes)
+    if cols.is_contiguous():
+        return direct("DirectLoad", rows)
+    index, apart = strided(rows), columns_apart(x, axes)
+    dtype = np.dtype([("cols", apart.dtype), ("pointer", POINTER), ("rows", index.dtype)], align=True)
+    type_name = f"cupynorm::DirectLoad<{cpp_of_element(x.dtype)}, {index.cpp}, {apart.cpp}>"
+    return Struct(type_name, dtype, (apart.values, x.pointer, index.values))
+
+
 ADJACENT = Struct("cupynorm::Adjacent", EMPTY, (0,))
 
 

@@ -223,7 +223,14 @@ def in_order(question: Question) -> tuple[Variant, ...]:
             clusters = (cluster.copied, *clusters)
         if not question.small_batch and staged.prefers_shared(asked):
             clusters = (staged.shared, *clusters)
-        rest: tuple[Variant, ...] = (registers.block, fused_cluster.prefetched, cluster.one_shot)
+        if question.small_batch and problem.room and cluster.prefers_copied(asked):
+            clusters = (cluster.copied_unprefetched, *clusters)
+        rest: tuple[Variant, ...] = (
+            registers.block,
+            fused_cluster.prefetched,
+            cluster.copied_unprefetched,
+            cluster.one_shot,
+        )
         # few rows that no cluster holds
         last = (grid.split_for_more_threads, staged.uncached) if question.small_batch else (staged.uncached,)
         if not question.small_batch and staged.prefers_stream(asked):

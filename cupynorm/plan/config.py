@@ -53,9 +53,7 @@ MAX_PACKED_ACROSS = 128  # the same where they wait two in a register
 MAX_ROWS_OF_WORD = (
     4  # neighbouring rows of a thread where a mask has a byte of each in a word (kernels/io/masks.cuh)
 )
-COUNTER_BYTES = (
-    128  # of each group of blocks of row_across that share rows over the grid: kCounterBytes in row/apart.cuh
-)
+COUNTER_BYTES = 128  # of each group of blocks that share rows over the grid: kCounterBytes in row/meeting.cuh
 WHOLE_COLUMNS = 1024  # of a block, whose gamma and beta wait in shared memory: as in kernels/row/whole.cuh
 PART_NUMBERS = 32  # that a thread computes at a time where they wait two in a register
 PARTS_ACROSS = (
@@ -69,8 +67,8 @@ MAX_TWO_REDUCTIONS_BLOCK = (
     512  # threads of MAX_CTAS blocks for whose two reductions static shared memory has room
 )
 RESULT_BYTES = 2  # of an element of the results among which messages lie, at least
-# Where nothing is stored, messages have room of their own: bytes of one (kRoomBytes), rows that blocks share before
-# they meet (kMost in row/reread.cuh), and blocks of a row at most
+# Where messages have room of their own: bytes of one at most, rows that blocks share before they meet (kMost in
+# row/reread.cuh), and blocks of all rows that are in work at most
 ROOM_BYTES, ROOM_ROWS, ROOM_BLOCKS = 96, 8, 1024
 
 # Rows of a block that come and go as one stretch of memory: so many, or a multiple (kRows in kernels/row/tiled.cuh).
@@ -101,8 +99,12 @@ def in_accesses(size: int) -> int:
 
 
 def room_bytes(rows: int, cols: int) -> int:
-    """Return how much room the messages of such rows may need where nothing is stored; 0 where no blocks share one."""
-    return min(rows, ROOM_ROWS) * min(cols // MIN_REREAD_BLOCK, ROOM_BLOCKS) * ROOM_BYTES
+    """Return how much room blocks may need that share such rows and read them twice; 0 where no blocks share one.
+
+    As GridMeeting in kernels/row/meeting.cuh: a counter of each group of blocks, and two sets of each block's messages.
+    """
+    blocks = min(rows * (cols // MIN_REREAD_BLOCK), ROOM_BLOCKS)
+    return blocks * (COUNTER_BYTES + 2 * ROOM_ROWS * ROOM_BYTES)
 
 
 @dataclass(frozen=True)

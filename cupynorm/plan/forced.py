@@ -191,8 +191,9 @@ def _keeps_rows_soundly(problem: Problem, limits: Limits, plan: Plan) -> bool:
     may = plan.group == 0 and plan.variant not in ("cached", "uncached") and plan.unaligned != UNALIGNED_APART
     fits = fits and (plan.row_shared_bytes == 0 or may)
     if problem.fused:
-        fits = fits and (plan.row_shared_bytes == 0 or (problem.copies_rows and plan.variant != "split"))
-        fits = fits and (plan.variant != "split" or plan.kernel == "row_reread")
+        copied = problem.copies_rows and (plan.variant != "split" or problem.room)
+        fits = fits and (plan.row_shared_bytes == 0 or copied)
+        fits = fits and (plan.variant != "split" or plan.kernel in ("row_reread", "row_staged"))
         # a scale of each row is stored beside its bytes: blocks that read a row twice do not tell one another its
         # largest
         fits = fits and not (problem.has_scales and plan.variant == "cluster" and plan.group == 0)

@@ -98,10 +98,13 @@ class SumNumbers(NamedTuple):
 
 
 class FusedNumbers(NamedTuple):
-    """Registers that functions, masks and results around an op take (lower/fused.py), and one number of bytes.
+    """Registers that functions, masks and results around an op take (lower/fused.py), and how long rows are.
 
     Attributes
     ----------
+    few_rows, long_bytes
+        Fewer rows of x, of so many bytes at least, may be shared by blocks of the grid: their messages get room of
+        their own, as those of rows in runs always do.
     forgotten_bytes
         That are read and written between two uses of an operand's row. Beyond that, L2 is taken to have lost the row,
         and rows that share it follow one another; below, C order is faster.
@@ -116,6 +119,8 @@ class FusedNumbers(NamedTuple):
         The arithmetic of a function on one vector, at most.
     """
 
+    few_rows: int
+    long_bytes: int
     forgotten_bytes: int
     dropout: int
     label: int

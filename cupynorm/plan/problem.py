@@ -76,7 +76,8 @@ class Problem:
         threads have as many of them, nothing is asked for each (kernels/row/whole.cuh), and a mask waits as a bit for
         each; its bytes are then none of load_operands.
     room
-        There may be room for the messages of blocks of the grid that share rows whose elements lie apart, or in runs.
+        There may be room for the messages of blocks of the grid that share rows: few long ones, or those whose elements
+        lie apart, or in runs.
     row_numbers
         Numbers of the compute type, at most, in the state of a part of a row (State and pivot) or of a row (Row).
     adjoining

@@ -6,6 +6,7 @@
 // A Load
 //   Type, Precision     That of x in memory, and the type that has the precision of what the op is given.
 //   kDirect             x alone is loaded, as it is. Otherwise elements are computed from x and operands.
+//   kAdjacent           kDirect: a row's columns lie next to one another; else in runs, of which each vector has one.
 //   kDrops, kInterval   It drops elements (a mask); those that it keeps are in an interval of columns, which the
 //                       RowPointer of each row has.
 //   kStoresComputed     What it computes is written as well.

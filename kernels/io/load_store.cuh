@@ -7,12 +7,13 @@
 
 namespace cupynorm {
 
-template <typename T, int kAxes>
-struct DirectLoad {
+// Cols: how far columns lie from the first of their row; those of a vector are neighbours.
+template <typename T, int kAxes, class Cols = Adjacent>
+struct DirectLoad : Cols {
   using Type = T;
   using Precision = T;
   static constexpr bool kDirect = true, kDrops = false, kInterval = false, kStoresComputed = false,
-      kWaitsAsLoaded = true;
+      kWaitsAsLoaded = true, kAdjacent = kIsAdjacent<Cols>;
   const T* pointer;  // first element of the first row
   Strided<kAxes> rows;
 
@@ -29,21 +30,22 @@ struct DirectLoad {
     return vector_filled<T, N>(padding);
   }
 
-  struct RowPointer {
+  struct RowPointer : Cols {
     using Type = T;
     const T* pointer;
     // where it comes from, which a loop would compute again for each access
     void make_opaque() { cupynorm::make_opaque(pointer); }
     template <int N, typename Index>
     Vector<T, N> load(Index col) const {
-      return load_vector<T, N>(pointer + col);
+      return load_vector<T, N>(pointer + this->offset(col));
     }
     template <int N, bool kAgain>
     Vector<T, N> load_twice(int col) const {
-      return load_vector_twice<kAgain, T, N>(pointer + col);
+      return load_vector_twice<kAgain, T, N>(pointer + this->offset(col));
     }
     template <int N>
     Vector<T, N> load_unaligned(int64 col) const {
+      static_assert(kAdjacent, "a vector of a row in runs is aligned");
       return load_vector_unaligned<T, N>(pointer + col);
     }
     template <int N, typename Compute, typename Index>
@@ -57,11 +59,11 @@ struct DirectLoad {
     }
     template <typename Index>
     const void* address(Index col) const {
-      return pointer + col;
+      return pointer + this->offset(col);
     }
     bool begins_at(const void* place) const { return pointer == place; }
   };
-  RowPointer at(int64 row) const { return {pointer + rows.offset(row)}; }
+  RowPointer at(int64 row) const { return {static_cast<const Cols&>(*this), pointer + rows.offset(row)}; }
 };
 
 struct NoColumns {

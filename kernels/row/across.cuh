@@ -46,8 +46,7 @@ inline Sharing begin_sharing(const Store& store, GridMeeting& meeting) {
     const int groups = gridDim.x, parts = gridDim.y, number = blockIdx.y * groups + blockIdx.x, group = number / parts,
         part = number % parts;
     meeting = {store.room, group, part, 0, 0, sizeof(SlotWords<Op>)};
-    if (part == 0 && threadIdx.x == 0) *meeting.counter() = 0;
-    meeting.begun = grid_arrive();
+    meeting.begin();
     if constexpr (Shape::kHolds) grid_wait(meeting.begun);  // else before the first meeting: they have the registers
     return {group, groups, part, parts};
   }

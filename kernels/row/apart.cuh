@@ -3,8 +3,7 @@
 // that a warp accesses whole lines. Rows are reduced over the threads in between. A tile: all rows of a block.
 #pragma once
 #include <base/cluster.cuh>
-#include <base/grid.cuh>
-#include <base/reduce.cuh>
+#include <row/meeting.cuh>
 
 namespace cupynorm {
 
@@ -41,88 +40,6 @@ struct TilePart {
   int64 next;
 };
 
-// Sums and maxima over the lanes of a warp that are kLanes apart, as Lanes has them over neighbouring ones.
-template <int kLanes>
-struct LanesApart {
-  template <typename T>
-  static T sum(T value) {
-#pragma unroll
-    for (int distance = kLanes; distance < kWarp; distance *= 2)
-      value += __shfl_xor_sync(kAllLanes, value, distance);
-    return value;
-  }
-  template <typename T>
-  static T first(T value) {
-    if constexpr (kLanes >= kWarp) return value;
-    else return __shfl_sync(kAllLanes, value, threadIdx.x % kLanes);
-  }
-  template <typename T>
-  static T max(T value) {
-#pragma unroll
-    for (int distance = kLanes; distance < kWarp; distance *= 2)
-      value = larger(value, __shfl_xor_sync(kAllLanes, value, distance));
-    return value;
-  }
-};
-
-// What blocks that share rows tell one another of a row: a Slot from every block, in words of 16 bytes.
-template <class Op>
-struct SlotWords {
-  static constexpr int kQuads = int((sizeof(Slot<Op>) + 15) / 16);
-  union {
-    uint4 words[kQuads];
-    Slot<Op> slot;
-  };
-};
-
-// To and from global memory, in whole accesses.
-template <class Op>
-inline void write_slot(SlotWords<Op>* to, const Slot<Op>& slot) {
-  SlotWords<Op> own = {};
-  own.slot = slot;
-#pragma unroll
-  for (int i = 0; i < SlotWords<Op>::kQuads; ++i) to->words[i] = own.words[i];
-}
-template <class Op>
-inline Slot<Op> read_slot(const SlotWords<Op>* from) {
-  SlotWords<Op> own;
-#pragma unroll
-  for (int i = 0; i < SlotWords<Op>::kQuads; ++i) own.words[i] = from->words[i];
-  return own.slot;
-}
-
-// The counter of each group of blocks has a line of its own. How much room they all need is messages_bytes of
-// cupynorm/plan/problem.py.
-constexpr int kCounterBytes = 128;
-
-// How the gridDim.y blocks of a group meet that share rows: each leaves its Slots in global memory, then all read what
-// all have left. The next ones take another place, and the ones after that the first again: nobody leaves them before
-// all have read these. Addresses are computed each time: a thread with 64 numbers has no registers for them.
-struct GridMeeting {
-  unsigned char* room;  // a counter of each group, then all messages
-  int group, part;
-  unsigned turn, begun;  // how often they have met, and what grid_wait takes
-  int slot_bytes;        // of each message: as many for all ops whose reductions alternate, or groups would disagree
-
-  template <class Op, int kRows>
-  SlotWords<Op>* messages() const {  // [block][row]
-    const unsigned groups = gridDim.x, first = ((turn & 1) * groups + group) * gridDim.y * kRows;
-    unsigned char* messages = room + int64(groups) * kCounterBytes + int64(first) * slot_bytes;
-    make_opaque(messages);  // of global memory
-    return reinterpret_cast<SlotWords<Op>*>(messages);
-  }
-  unsigned* counter() const { return reinterpret_cast<unsigned*>(room + group * kCounterBytes); }
-  // meanwhile(): what a block does until the last one has come
-  template <class Meanwhile>
-  void meet(Meanwhile meanwhile) const {
-    blocks_arrive(counter(), gridDim.y, part == 0);
-    meanwhile();
-    blocks_wait(counter(), turn);
-  }
-};
-struct NothingMeanwhile {
-  void operator()() const {}
-};
 // So many blocks take long to meet, and what is to come meanwhile is asked for sooner (docs/notes/071, "When").
 inline bool meet_for_long(int parts) { return parts >= 24 && parts <= 80; }
 
@@ -165,28 +82,6 @@ constexpr int lanes_for(int most, int count) {
   int lanes = 1;
   while (2 * lanes <= most && 2 * lanes <= count && 2 * lanes <= kWarp) lanes *= 2;
   return lanes;
-}
-
-// The State of a row, given its slots. kLanes lanes that are kWarp / kLanes apart call. Each merges slot_at(i) for all
-// i from `first` on, kLanes apart, and before `end`, if it has any, and then with the others; all of them get it.
-// kCount: of how many slots in all each lane has one at least; 0: of any number. slot_at is the caller's, because one
-// way to compute addresses costs either kind of caller registers that it has not.
-template <class Op, int kLanes, int kCount, class SlotAt>
-inline Slot<Op> merge_slots(SlotAt slot_at, bool any, int first, int end) {
-  using Lanes = LanesApart<kWarp / kLanes>;
-  Slot<Op> all = any ? slot_at(first) : Slot<Op>{Op::identity(), 0};
-#pragma unroll(kCount ? kCount : 4)
-  for (int i = first + kLanes; i < (kCount ? first + kCount : end); i += kLanes) {
-    if (kCount % kLanes && i >= end) continue;
-    const Slot<Op> slot = slot_at(i);
-    all.state = Op::template merge<false>(all.state, Op::rebase(slot.state, slot.pivot, all.pivot));
-  }
-  if constexpr (kLanes > 1) {
-    const auto pivot = Lanes::first(all.pivot);
-    if (any) all.state = Op::rebase(all.state, all.pivot, pivot);
-    all = {Op::gather(all.state, Lanes()), pivot};
-  }
-  return all;
 }
 
 // Calls give(row, lane, slot) with the State of each row, given kCount slots of each; 0: as many as are asked for. As

@@ -46,7 +46,8 @@ inline void prefetch_rows(const Arguments& a, int stage, const Row& row, const T
         if constexpr (Shape::kStages == 0) continue;
         else if constexpr (!Load::kDirect)
           source.template prefetch<Shape::kVector, Shape::kBlock>(to, threadIdx.x, tile.col(p));
-        else if constexpr (Shape::kCtasPerRow > 1) copy_async<16>(to, from + p * (Shape::kGroup * kVectorBytes));
+        else if constexpr (Shape::kCtasPerRow > 1 && Load::kAdjacent)
+          copy_async<16>(to, from + p * (Shape::kGroup * kVectorBytes));
         else copy_async<16>(to, source.address(tile.col(p)));
       }
     }

@@ -4,19 +4,19 @@
 // Blocks tell one another what they found by messages that lie where their first results will be. What was there before
 // (x itself or an operand, where the call may write in place) is kept in shared memory while the messages are there,
 // and put back when all blocks have read them. Where results do not lie next to one another, messages have room of
-// their own; where nothing is stored, too, and a row is read once.
+// their own; where nothing is stored, too, and a row is read once; and where rows are few and long. Groups of blocks
+// then have rows of their own, so that some work while others meet (docs/notes/089).
 #pragma once
-#include <base/grid.cuh>
 #include <base/mailbox.cuh>
 #include <base/pdl.cuh>
-#include <base/reduce.cuh>
 #include <io/affine.cuh>
+#include <row/meeting.cuh>
 
 namespace cupynorm {
 
 // A thread reduces kVectors vectors of kVector elements at a time. kUnaligned: as in Registers, but never 2. The
-// gridDim.y blocks of a cooperative launch share a row, kBlock threads each, registers few enough for kMinBlocks on a
-// multiprocessor.
+// gridDim.y blocks of a group share a row, kBlock threads each, registers few enough for kMinBlocks on a
+// multiprocessor. The launch is cooperative, of gridDim.x groups: of one where messages lie among results.
 template <int Vector_, int Vectors, int UnalignedMode, int Block, int MinBlocks>
 struct Reread {
   static constexpr int kVector = Vector_, kVectors = Vectors, kUnaligned = UnalignedMode, kBlock = Block,
@@ -61,12 +61,9 @@ struct RereadCut {
 
 // 16 bytes of a mailbox, whatever they mean.
 using MailboxPiece = Vector<unsigned, 4>;
-// How many pieces a message has room for, and how many bytes they take where messages have memory of their own: no more
-// than ROOM_BYTES of cupynorm/plan/config.py.
+// How many pieces a message has room for.
 template <class Op>
 constexpr int kPiecesOf = Mailbox<Op>::kWords / 2 > 4 ? Mailbox<Op>::kWords / 2 : 4;
-template <class Op>
-constexpr int kRoomBytes = kPiecesOf<Op> * int(sizeof(MailboxPiece));
 
 // As mailbox_at, in arithmetic by which the compiler still knows that it is global memory.
 inline MailboxWord* mailbox_from(void* place) {
@@ -101,6 +98,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   using Loaded = typename Load::template Loaded<Shape::kVector>;
   constexpr int kVector = Shape::kVector, kVectors = Shape::kVectors, kBlock = Shape::kBlock, kWarps = kBlock / kWarp;
   constexpr bool kIsUnaligned = Shape::kUnaligned > 0;
+  constexpr bool kInRoom = kHasRoom<Store>, kReadsOnce = kStoresNothing<Store> && !Load::kStoresComputed;
   constexpr int kMost = 8;  // rows between two meetings
   constexpr int kFew = 4, kMany = 128;  // of a part that one thread reads again, as in read_again
   constexpr int kUnroll = sizeof(Compute) == 8 ? 1 : 2;  // vectors on their way to y
@@ -110,15 +108,19 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   __shared__ Slot<Largest> largest_slots[Store::kScales ? kMost : 1][kWarps];
   __shared__ typename Op::Row wholes[kMost];
   __shared__ Compute largest[Store::kScales ? kMost : 1];
-  __shared__ MailboxPiece before[kMost][kPiecesOf<Op>];
-  static_assert(kRoomBytes<Op> <= 96, "ROOM_BYTES in cupynorm/plan/config.py");
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, part = blockIdx.y, parts = gridDim.y;
+  __shared__ MailboxPiece before[kInRoom ? 1 : kMost][kPiecesOf<Op>];
+  constexpr int kSlotBytes = int(sizeof(SlotWords<Op>));
+  static_assert(kSlotBytes <= 96 && sizeof(SlotWords<Largest>) <= kSlotBytes, "ROOM_BYTES in cupynorm/plan/config.py");
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, parts = gridDim.y;
+  // Neighbouring blocks share rows, so that those of a multiprocessor do not, and one waits while another works.
+  const int groups = kInRoom ? gridDim.x : 1, number = blockIdx.y * groups + (kInRoom ? blockIdx.x : 0);
+  const int group = kInRoom ? number / parts : 0, part = number - group * parts;
+  // One group has nobody to work while it meets, and meets for as many rows as it can.
+  const int most = kInRoom && !kReadsOnce && groups > 1 ? 1 : kMost;
   using Cut = RereadCut<Load, Shape>;
   auto cut_of = [&](int64 row) { return Cut::of(a.store.at(row), a.cols, parts); };
-  auto mailbox = [&](int64 row, const Cut& cut, int part) {
-    if constexpr (kHasRoom<Store>)
-      return reinterpret_cast<MailboxWord*>(a.store.room + (row % kMost * parts + part) * kRoomBytes<Op>);
-    else return mailbox_from(a.store.at(row).address() + cut.first(part));
+  auto mailbox = [&](int64 row, const auto& cut, int part) {
+    return mailbox_from(a.store.at(row).address() + cut.first(part));
   };
   auto columns_at = [&](int64 col) {
     if constexpr (kIsUnaligned) return a.store.template columns_unaligned<kVector>(col);
@@ -144,7 +146,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   // A message was overwritten: one thread computes again what it said, unless it is not there any more.
   auto all_again = [&](int64 row, const Cut& cut, int other, auto&& few) {
     const auto from = a.load.at(row);
-    if (!kHasRoom<Store> && from.begins_at(a.store.at(row).address()))
+    if (from.begins_at(a.store.at(row).address()))
       stop("nobody else writes to `out` until the call has finished");
     const int64 end = other == parts - 1 ? a.cols : cut.first(other + 1);
 #pragma unroll 1
@@ -154,13 +156,20 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 
   pdl_wait_and_trigger();
   if (has_ended(a.op, a.rows)) return;
+  GridMeeting meeting = {nullptr, group, part, 0, 0, kSlotBytes};
+  if constexpr (kInRoom) {
+    meeting.room = a.store.room;
+    meeting.begin();
+  }
+  auto row_at = [&](int64 base, int r) { return base + r * groups; };
 #pragma unroll 1
-  for (int64 base = 0; base < a.rows; base += kMost) {
-    const int count = a.rows - base < kMost ? int(a.rows - base) : kMost;
+  for (int64 base = group; base < a.rows; base += most * groups) {
+    const int64 left = (a.rows - base + groups - 1) / groups;
+    const int count = left < most ? int(left) : most;
 #pragma unroll 1
     for (int r = 0; r < count; ++r) {
-      const auto from = a.load.at(base + r);
-      const RereadPart own = cut_of(base + r).part(part);
+      const auto from = a.load.at(row_at(base, r));
+      const RereadPart own = cut_of(row_at(base, r)).part(part);
       Compute pivot = 0;
       if constexpr (Op::kHasPivot) {  // each warp's first lane has a vector
         constexpr int kLeading = kVector < 4 ? 4 / kVector : 1;
@@ -176,7 +185,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         pivot = pivot_of_warp<Op, typename Load::Precision>(leading);
       }
       if constexpr (Op::kOwnNumber) {
-        const Cut cut = cut_of(base + r);
+        const Cut cut = cut_of(row_at(base, r));
         pivot = from.own_number_between(part == 0 ? 0 : cut.first(part),
             part == parts - 1 ? a.cols : cut.first(part + 1));
       }
@@ -228,56 +237,61 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       if (lane == 0) slots[r][warp] = {total, pivot};
     }
     __syncthreads();
-#pragma unroll 1
-    for (int r = warp; r < count; r += kWarps) {
-      const Slot<Op> own = slots[r][lane % kWarps];
+    auto own = [&](int r) {
+      const Slot<Op> slot = slots[r][lane % kWarps];
       const Compute pivot = slots[r][0].pivot;
-      const State sum = reduce_lanes<Op, false, kWarps, true>(Op::rebase(own.state, own.pivot, pivot));
-      if (lane == 0) {
-        MailboxWord* const place = mailbox(base + r, cut_of(base + r), part);
-        if constexpr (kHasRoom<Store>) send_mailbox<Op>(place, Slot<Op>{sum, pivot});
-        else leave_mailbox<Op>(before[r], place, Slot<Op>{sum, pivot});
-      }
-    }
-    grid_wait(grid_arrive());
-#pragma unroll 1
-    for (int r = warp; r < count; r += kWarps) {
-      const Cut cut = cut_of(base + r);
-      const Compute pivot = slots[r][0].pivot;
-      State sum = Op::identity();
-#pragma unroll 1
-      for (int other = lane; other < parts; other += kWarp) {
-        Slot<Op> theirs;
-        // the barrier has made all of them visible: one look is enough
-        if (!await_mailbox<Op, 1>(mailbox(base + r, cut, other), theirs)) {
-          State all = Op::identity(), some = Op::identity();
-          int there = 0;
-          all_again(base + r, cut, other, [&](const auto& from, int64 col, int left) {
-            Element x[kFew];
-#pragma unroll
-            for (int i = 0; i < kFew; ++i) {
-              x[i] = Op::padding();
-              if (i < left) from.template unpack<1>(from.template load<1>(col + i), x + i, col + i, Op::padding());
-            }
-            some = Op::template merge<false>(some, Op::summarize(x, Predicate<0>{left, false}, pivot));
-            if (++there % (kMany / kFew) == 0) all = Op::template merge<false>(all, some), some = Op::identity();
-          });
-          theirs = {Op::template merge<false>(all, some), pivot};
-          // x has not been overwritten: where it is `out`, await_mailbox has stopped the kernel
-          if constexpr (Op::kOwnNumber) theirs.state = Op::with_own(theirs.state, a.load.at(base + r).own_number());
-        }
-        sum = Op::template merge<false>(sum, Op::rebase(theirs.state, theirs.pivot, pivot));
-      }
-      sum = reduce_lanes<Op, false, kWarp, true>(sum);
-      const typename Op::Row whole = a.op.finish(sum, sum, a.cols, pivot);
+      return Slot<Op>{reduce_lanes<Op, false, kWarps, true>(Op::rebase(slot.state, slot.pivot, pivot)), pivot};
+    };
+    auto give = [&](int r, const Slot<Op>& all) {
+      const typename Op::Row whole = a.op.finish(all.state, all.state, a.cols, all.pivot);
       if (lane == 0) wholes[r] = whole;
-      if (lane == 0 && part == 0) a.op.save(base + r, whole);
+      if (lane == 0 && part == 0) a.op.save(row_at(base, r), whole);
+    };
+    if constexpr (kInRoom) {
+      meet_in_room<Op, kMost, kWarps>(meeting, count, own, give);
+    } else {
+#pragma unroll 1
+      for (int r = warp; r < count; r += kWarps) {
+        const Slot<Op> slot = own(r);
+        if (lane == 0) leave_mailbox<Op>(before[r], mailbox(base + r, cut_of(base + r), part), slot);
+      }
+      grid_wait(grid_arrive());
+#pragma unroll 1
+      for (int r = warp; r < count; r += kWarps) {
+        const Cut cut = cut_of(base + r);
+        const Compute pivot = slots[r][0].pivot;
+        State sum = Op::identity();
+#pragma unroll 1
+        for (int other = lane; other < parts; other += kWarp) {
+          Slot<Op> theirs;
+          // the barrier has made all of them visible: one look is enough
+          if (!await_mailbox<Op, 1>(mailbox(base + r, cut, other), theirs)) {
+            State all = Op::identity(), some = Op::identity();
+            int there = 0;
+            all_again(base + r, cut, other, [&](const auto& from, int64 col, int left) {
+              Element x[kFew];
+#pragma unroll
+              for (int i = 0; i < kFew; ++i) {
+                x[i] = Op::padding();
+                if (i < left) from.template unpack<1>(from.template load<1>(col + i), x + i, col + i, Op::padding());
+              }
+              some = Op::template merge<false>(some, Op::summarize(x, Predicate<0>{left, false}, pivot));
+              if (++there % (kMany / kFew) == 0) all = Op::template merge<false>(all, some), some = Op::identity();
+            });
+            theirs = {Op::template merge<false>(all, some), pivot};
+            // x has not been overwritten: where it is `out`, await_mailbox has stopped the kernel
+            if constexpr (Op::kOwnNumber) theirs.state = Op::with_own(theirs.state, a.load.at(base + r).own_number());
+          }
+          sum = Op::template merge<false>(sum, Op::rebase(theirs.state, theirs.pivot, pivot));
+        }
+        give(r, {reduce_lanes<Op, false, kWarp, true>(sum), pivot});
+      }
+      grid_wait(grid_arrive());  // all messages are read
+      if (int(threadIdx.x) < count)
+        take_mailbox_back<Op>(before[threadIdx.x],
+            mailbox(base + threadIdx.x, cut_of(base + threadIdx.x), part));
+      __syncthreads();
     }
-    grid_wait(grid_arrive());  // all messages are read
-    if (!kHasRoom<Store> && int(threadIdx.x) < count)
-      take_mailbox_back<Op>(before[threadIdx.x],
-          mailbox(base + threadIdx.x, cut_of(base + threadIdx.x), part));
-    __syncthreads();
 
     if constexpr (Store::kScales) {
       auto finish = [&](const auto& from, const auto& loaded, const auto& columns, int64 col, int r, auto& z) {
@@ -287,8 +301,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       };
 #pragma unroll 1
       for (int r = 0; r < count; ++r) {
-        const auto from = a.load.at(base + r);
-        const RereadPart own = cut_of(base + r).part(part);
+        const auto from = a.load.at(row_at(base, r));
+        const RereadPart own = cut_of(row_at(base, r)).part(part);
         typename Largest::State most = Largest::identity();
 #pragma unroll(kUnroll)
         for (int64 number = threadIdx.x; number < own.held; number += kBlock) {
@@ -307,48 +321,56 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         if (lane == 0) largest_slots[r][warp] = {most, 0};
       }
       __syncthreads();
+      auto own_largest = [&](int r) {
+        return Slot<Largest>{reduce_lanes<Largest, false, kWarps, true>(largest_slots[r][lane % kWarps].state), 0};
+      };
+      auto give_largest = [&](int r, const Slot<Largest>& all) {
+        if (lane == 0) largest[r] = all.state.max;
+        if (lane == 0 && part == 0) a.store.save(row_at(base, r), a.store.scale_of(all.state.max));
+      };
+      if constexpr (kInRoom) {
+        meet_in_room<Largest, kMost, kWarps>(meeting, count, own_largest, give_largest);
+      } else {
 #pragma unroll 1
-      for (int r = warp; r < count; r += kWarps) {
-        const auto most = reduce_lanes<Largest, false, kWarps, true>(largest_slots[r][lane % kWarps].state);
-        if (lane == 0)
-          leave_mailbox<Largest>(before[r], mailbox(base + r, cut_of(base + r), part), Slot<Largest>{most, 0});
-      }
-      grid_wait(grid_arrive());
-#pragma unroll 1
-      for (int r = warp; r < count; r += kWarps) {
-        const Cut cut = cut_of(base + r);
-        typename Largest::State most = Largest::identity();
-#pragma unroll 1
-        for (int other = lane; other < parts; other += kWarp) {
-          Slot<Largest> theirs;
-          if (!await_mailbox<Largest, 1>(mailbox(base + r, cut, other), theirs)) {
-            theirs = {Largest::identity(), 0};
-            all_again(base + r, cut, other, [&](const auto& from, int64 col, int left) {
-#pragma unroll 1
-              for (int i = 0; i < left; ++i) {
-                Compute z[1];
-                finish(from, from.template load<1>(col + i), a.store.template columns<1>(col + i), col + i, r, z);
-                theirs.state = Largest::template merge<false>(theirs.state, Largest::of(z));
-              }
-            });
-          }
-          most = Largest::template merge<false>(most, theirs.state);
+        for (int r = warp; r < count; r += kWarps) {
+          const Slot<Largest> slot = own_largest(r);
+          if (lane == 0) leave_mailbox<Largest>(before[r], mailbox(base + r, cut_of(base + r), part), slot);
         }
-        most = reduce_lanes<Largest, false, kWarp, true>(most);
-        if (lane == 0) largest[r] = most.max;
-        if (lane == 0 && part == 0) a.store.save(base + r, a.store.scale_of(most.max));
+        grid_wait(grid_arrive());
+#pragma unroll 1
+        for (int r = warp; r < count; r += kWarps) {
+          const Cut cut = cut_of(base + r);
+          typename Largest::State most = Largest::identity();
+#pragma unroll 1
+          for (int other = lane; other < parts; other += kWarp) {
+            Slot<Largest> theirs;
+            if (!await_mailbox<Largest, 1>(mailbox(base + r, cut, other), theirs)) {
+              theirs = {Largest::identity(), 0};
+              all_again(base + r, cut, other, [&](const auto& from, int64 col, int left) {
+#pragma unroll 1
+                for (int i = 0; i < left; ++i) {
+                  Compute z[1];
+                  finish(from, from.template load<1>(col + i), a.store.template columns<1>(col + i), col + i, r, z);
+                  theirs.state = Largest::template merge<false>(theirs.state, Largest::of(z));
+                }
+              });
+            }
+            most = Largest::template merge<false>(most, theirs.state);
+          }
+          give_largest(r, {reduce_lanes<Largest, false, kWarp, true>(most), 0});
+        }
+        grid_wait(grid_arrive());
+        if (int(threadIdx.x) < count)
+          take_mailbox_back<Largest>(before[threadIdx.x],
+              mailbox(base + threadIdx.x, cut_of(base + threadIdx.x), part));
+        __syncthreads();
       }
-      grid_wait(grid_arrive());
-      if (int(threadIdx.x) < count)
-        take_mailbox_back<Largest>(before[threadIdx.x],
-            mailbox(base + threadIdx.x, cut_of(base + threadIdx.x), part));
-      __syncthreads();
       // the last first, and backwards: what was read last L2 still has
 #pragma unroll 1
       for (int r = count - 1; r >= 0; --r) {
-        const auto from = a.load.at(base + r);
-        const auto to = a.store.at(base + r);
-        const RereadPart own = cut_of(base + r).part(part);
+        const auto from = a.load.at(row_at(base, r));
+        const auto to = a.store.at(row_at(base, r));
+        const RereadPart own = cut_of(row_at(base, r)).part(part);
         const auto scale = a.store.scale_of(largest[r]);
         auto write = [&](const auto& loaded, const auto& columns, int64 col, auto& z) {
           constexpr int kCount = int(sizeof(z) / sizeof(Compute));
@@ -376,9 +398,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     } else if constexpr (!kStoresNothing<Store> || Load::kStoresComputed) {
 #pragma unroll 1
       for (int r = count - 1; r >= 0; --r) {
-        const auto from = a.load.at(base + r);
-        const auto to = a.store.at(base + r);
-        const RereadPart own = cut_of(base + r).part(part);
+        const auto from = a.load.at(row_at(base, r));
+        const auto to = a.store.at(row_at(base, r));
+        const RereadPart own = cut_of(row_at(base, r)).part(part);
         const typename Op::Row whole = wholes[r];
         auto write = [&](const auto& loaded, const auto& columns, int64 col, auto& y) {
           constexpr int kCount = int(sizeof(y) / sizeof(Compute));

@@ -3,12 +3,12 @@
 #pragma once
 #include <base/async_copy.cuh>
 #include <base/cluster.cuh>
-#include <base/grid.cuh>
 #include <base/mailbox.cuh>
 #include <base/memory.cuh>
 #include <base/pdl.cuh>
 #include <base/reduce.cuh>
 #include <io/affine.cuh>
+#include <row/meeting.cuh>
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
@@ -18,7 +18,7 @@ namespace cupynorm {
 // itself, so no barrier stands between.
 // kUnaligned: as in Registers; with 2 nothing waits in shared memory.
 // kCtasPerRow: blocks that share a row: one, the 2 to 16 of a cluster, or, 0, the gridDim.y blocks of a cooperative
-// launch, in which gridDim.x rows are in work at a time.
+// launch, in which gridDim.x rows are in work at a time. Their messages lie among results, or have room of their own.
 // kInShared: bytes of shared memory that a block keeps of its row. kBlock threads a block, and registers few enough for
 // kMinBlocks blocks on a multiprocessor.
 template <int Vector_, int Vectors, int UnalignedMode, int CtasPerRow, int InShared, int Block, int MinBlocks>
@@ -47,7 +47,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   // that arrive one after the other: the first is reduced while others are on their way
   constexpr int kBatches = kRoom > 0 ? 4 : 0;
   constexpr bool kIsUnaligned = Shape::kUnaligned > 0, kGrid = Shape::kCtasPerRow == 0,
-      kCluster = Shape::kCtasPerRow > 1;
+      kCluster = Shape::kCtasPerRow > 1, kInRoom = kGrid && kHasRoom<Store>, kAmongResults = kGrid && !kInRoom;
   // Vectors are counted from a row's first line of 128 bytes, and parts begin at lines, where there are threads for
   // what is before: accesses of a warp then meet four lines, not five
   // (docs/notes/048, "Parts of a row that begin at lines").
@@ -70,12 +70,15 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     clear_slots<kWarps>(warps[0]), clear_slots<kWarps>(warps[1]);
     if constexpr (Store::kScales) clear_slots<kWarps>(largest_slots);
   }
-  const int part = kGrid ? blockIdx.y : kCluster ? cluster_rank() : 0, parts = kGrid ? gridDim.y : Shape::kCtasPerRow;
+  // with room neighbouring blocks share rows, so that those of a multiprocessor do not: one waits while another works
+  const int number = kInRoom ? blockIdx.y * gridDim.x + blockIdx.x : 0, group = kInRoom ? number / int(gridDim.y) : 0;
+  const int part = kInRoom ? number - group * int(gridDim.y) : kGrid ? int(blockIdx.y) : kCluster ? cluster_rank() : 0,
+      parts = kGrid ? gridDim.y : Shape::kCtasPerRow;
   const int warp = threadIdx.x / kWarp;
-  const int64 first = kCluster ? blockIdx.x / kClusterMailboxes : blockIdx.x,
+  const int64 first = kInRoom ? group : kCluster ? blockIdx.x / kClusterMailboxes : blockIdx.x,
       step = kCluster ? gridDim.x / kClusterMailboxes : gridDim.x;
-  // blocks of a grid meet past the last row, too
-  const int64 limit = kGrid ? (a.rows + step - 1) / step * step : a.rows;
+  // blocks of a grid meet past the last row, too, where their messages lie among results
+  const int64 limit = kAmongResults ? (a.rows + step - 1) / step * step : a.rows;
   Type* const memory = reinterpret_cast<Type*>(shared_memory);
   int slot_set = 0;
   unsigned parity = 0;
@@ -84,6 +87,11 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     cluster_sync();  // all blocks have begun: they may write into one another
   }
   pdl_wait_and_trigger();
+  auto meeting = [&] {
+    if constexpr (kInRoom) return GridMeeting{a.store.room, group, part, 0, 0, int(sizeof(SlotWords<Op>))};
+    else return NoColumns();
+  }();
+  if constexpr (kInRoom) meeting.begin();
 
   // This block's part of a row: `held` vectors from column `base` on, of which the first `in_shared` wait in shared
   // memory. All parts together have `vectors` from column `head` on.
@@ -155,8 +163,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 #pragma unroll 1
     for (int i = threadIdx.x; i < parts * kWords / 2; i += kBlock) clear_mailbox(mailbox(p, part) + 2 * i);
   };
-  const bool in_place = kGrid && static_cast<const void*>(a.store.at(0).address()) == a.load.at(0).address(0);
-  if constexpr (kGrid) {
+  const bool in_place = kAmongResults && static_cast<const void*>(a.store.at(0).address()) == a.load.at(0).address(0);
+  if constexpr (kAmongResults) {
 #pragma unroll 1
     for (int64 row = first; row < a.rows; row += step) {
 #pragma unroll 1
@@ -167,7 +175,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
 
 #pragma unroll 1
   for (int64 row = first; row < limit; row += step) {
-    const bool here = !kGrid || row < a.rows;
+    const bool here = !kAmongResults || row < a.rows;
     const auto from = a.load.at(now.row);
     const auto to = a.store.at(now.row);
     const auto columns = columns_from(now.base);
@@ -222,7 +230,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     }
 
     Compute pivot[1] = {0};
-    static_assert(!Op::kOwnNumber || !kGrid, "messages lie where the number may be");
+    static_assert(!Op::kOwnNumber || !kAmongResults, "messages lie where the number may be");
     if constexpr (Op::kOwnNumber) pivot[0] = from.own_number();
     State total[1] = {Op::identity()};
     auto add = [&](const auto& loaded, auto begin) {
@@ -294,7 +302,12 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       parity ^= slot_set;
     }
     slot_set ^= 1;
-    if constexpr (kGrid) {
+    if constexpr (kInRoom) {
+      Slot<Op>& all = warps[1][0][0][0];
+      meet_in_room<Op, 1, kWarps>(meeting, 1, [&](int) { return Slot<Op>{total[0], pivot[0]}; },
+          [&](int, const Slot<Op>& found) { all = found; });
+      total[0] = Op::rebase(all.state, all.pivot, pivot[0]);
+    } else if constexpr (kGrid) {
       if (in_place) {  // x might look like messages
         if (here) clear(now);
         grid_wait(grid_arrive());

@@ -225,7 +225,13 @@ def test_short_rows(cuda: Any, along: int, dtype: str) -> None:
 @pytest.mark.parametrize("dtype", DTYPES)
 @pytest.mark.parametrize(
     ("shape", "axis"),
-    [((64, 5, 56, 56), (0, 2, 3)), ((300, 7, 7), (0, 2)), ((5, 1000, 96), (0, 2)), ((2000, 3, 512), (0, 2))],
+    [
+        ((64, 5, 56, 56), (0, 2, 3)),
+        ((256, 5, 56, 56), (0, 2, 3)),  # blocks of the grid share them
+        ((300, 7, 7), (0, 2)),
+        ((5, 1000, 96), (0, 2)),
+        ((2000, 3, 512), (0, 2)),
+    ],
     ids=str,
 )
 def test_rows_in_runs(cuda: Any, shape: tuple[int, ...], axis: tuple[int, ...], dtype: str) -> None:

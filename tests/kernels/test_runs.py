@@ -10,6 +10,7 @@ import pytest
 
 import cupynorm
 from cupynorm.invoke import row_ops
+from cupynorm.lower import fused
 from cupynorm.plan.config import VARIANTS
 from cupynorm.plan.variants import grid
 from cupynorm.runtime import nvrtc
@@ -126,6 +127,82 @@ def test_a_threads_last_batch_of_vectors_may_be_shorter(
     np.testing.assert_allclose(added.get(), wanted, rtol=2e-5, atol=2e-5)
     np.testing.assert_allclose(mean.get(), wide.mean((0, 2)), atol=1e-6)
     np.testing.assert_allclose(variance.get(), wide.var((0, 2)), rtol=1e-5)
+
+
+def test_groups_of_blocks_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Where split reads rows twice, or once for statistics: most of four groups have two of seven rows."""
+    monkeypatch.setattr(grid, "_groups", lambda question: 4 if question.problem.output_bytes else 2)
+    x, axis = drawn(8, 7, 512), (0, 2)
+    where = RANDOM.random(x.shape) < 0.7
+    on_device, kept = cupy.asarray(x), cupy.asarray(where)
+
+    with row_ops.observed() as plans:
+        scaled = cupynorm.standardize(on_device, where=kept, axis=axis, plan="split")
+        bytes_, scales = cupynorm.layer_norm(on_device, axis=axis, quantize="int8", plan="split")
+        mean, variance = cupynorm.moments(cupy.asarray(x.reshape(4, 14, 512)), axis=axis, plan="split")
+
+    assert [(each.kernel, each.grid // each.ctas_per_row) for each in plans] == [
+        ("row_reread", 4),
+        ("row_reread", 4),
+        ("row_reread", 2),
+    ]
+    assert all(each.ctas_per_row > 1 for each in plans)
+    wide = x.astype(np.float64)
+    wanted = cupynorm.standardize(wide, where=where, axis=axis)
+    np.testing.assert_allclose(scaled.get(), wanted, rtol=2e-5, atol=2e-5)
+    right, wanted = cupynorm.layer_norm(x, axis=axis, quantize="int8")
+    np.testing.assert_allclose(scales.get(), wanted, rtol=1e-5)
+    assert np.max(np.abs(bytes_.get().astype(int) - right)) <= 1
+    wide = wide.reshape(4, 14, 512)
+    np.testing.assert_allclose(mean.get(), wide.mean(axis), atol=1e-6)
+    np.testing.assert_allclose(variance.get(), wide.var(axis), rtol=1e-5)
+
+
+@pytest.mark.parametrize("in_place", [False, True])
+def test_rows_in_runs_wait_in_shared_memory_of_the_grid(
+    monkeypatch: pytest.MonkeyPatch, *, in_place: bool
+) -> None:
+    """Three rows are in work at once, of which blocks hold parts, and read the rest again."""
+    chunked = grid.staged.chunked
+    monkeypatch.setattr(grid.staged, "chunked", lambda *a, **o: chunked(*a[:3], min(a[3], 1024), **o))
+    monkeypatch.setattr(grid, "_most_rows_at_once", lambda *_: 3)
+    x, g, b = drawn(24, 7, 512), drawn(24, 512), drawn(24, 512)
+    found, parameters = cupy.asarray(x), {"gamma": cupy.asarray(g), "beta": cupy.asarray(b)}
+
+    with row_ops.observed() as plans:
+        found = cupynorm.layer_norm(
+            found, **parameters, axis=(0, 2), out=found if in_place else None, plan="split"
+        )
+
+    (plan,) = plans
+    assert (plan.kernel, plan.grid // plan.ctas_per_row) == ("row_staged", 3)
+    assert 1 < plan.ctas_per_row < x[:, 0].nbytes / plan.row_shared_bytes
+    wanted = cupynorm.layer_norm(x.astype(np.float64), g, b, axis=(0, 2))
+    np.testing.assert_allclose(found.get(), wanted, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("cols", [4096, 4099])
+def test_few_long_rows_have_room_for_messages_as_rows_in_runs_have(
+    monkeypatch: pytest.MonkeyPatch, cols: int
+) -> None:
+    monkeypatch.setattr(fused, "NUMBERS", fused.NUMBERS._replace(long_bytes=4096))
+    x, r, g = drawn(5, cols), drawn(5, cols), drawn(cols)
+    where = RANDOM.random(x.shape) < 0.7
+    on_device = tuple(map(cupy.asarray, (x, r, g, where)))
+
+    with row_ops.observed() as plans:
+        alone = cupynorm.standardize(on_device[0], plan="split")
+        scaled = cupynorm.standardize(on_device[0], where=on_device[3], plan="split")
+        added, total = cupynorm.add_layer_norm(*on_device[:3], plan="split")
+
+    assert [each.kernel for each in plans] == ["row_staged", "row_reread", "row_reread"]
+    assert all(each.grid > each.ctas_per_row > 1 for each in plans)
+    wide = x.astype(np.float64)
+    np.testing.assert_allclose(alone.get(), cupynorm.standardize(wide), rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(scaled.get(), cupynorm.standardize(wide, where=where), rtol=2e-5, atol=2e-5)
+    wanted, sums = cupynorm.add_layer_norm(wide, r.astype(np.float64), g)
+    np.testing.assert_allclose(added.get(), wanted, rtol=2e-5, atol=2e-5)
+    np.testing.assert_allclose(total.get(), sums, rtol=1e-6)
 
 
 @pytest.mark.parametrize(("end", "vector"), [(32, 4), (30, 2), (31, 1)])

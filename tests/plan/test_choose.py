@@ -9,9 +9,18 @@ import math
 import pytest
 
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import EVENLY, VARIANTS, DoesNotFitError, Plan
+from cupynorm.plan.config import (
+    COUNTER_BYTES,
+    EVENLY,
+    ROOM_BYTES,
+    ROOM_ROWS,
+    VARIANTS,
+    DoesNotFitError,
+    Plan,
+    room_bytes,
+)
 from cupynorm.plan.limits import RECORDED, active_blocks
-from cupynorm.plan.problem import Problem
+from cupynorm.plan.problem import Problem, messages_bytes
 from cupynorm.plan.rules import rules_of
 
 H200 = RECORDED["h200"]
@@ -261,6 +270,80 @@ def test_few_fused_rows_that_no_cluster_holds_are_shared_by_the_grid(rows: int, 
     assert (plan.variant, plan.kernel) == ("split", "row_reread")
     assert H200.sm_count <= plan.grid == plan.ctas_per_row <= H200.sm_count * plan.resident_blocks
     assert choose(dataclasses.replace(MASKED, rows=rows, cols=cols), H200, resident, plan).grid == plan.grid
+
+
+IN_RUNS = dataclasses.replace(MASKED, room=True)
+
+
+@pytest.mark.parametrize(
+    ("rows", "cols", "groups"),
+    [
+        (1, 2**24, 1),
+        (3, 2**26, 3),
+        (5, 2**26, 3),
+        (64, 2**21, 4),
+        (7, 2**20, 7),
+        (64, 2**20, 8),
+        (130, 2**20, 5),
+    ],
+)
+def test_groups_of_blocks_share_rows_where_their_messages_have_room(
+    rows: int, cols: int, groups: int
+) -> None:
+    plan = choose(dataclasses.replace(IN_RUNS, rows=rows, cols=cols), H200, resident, "split")
+
+    assert plan.kernel == "row_reread"
+    assert plan.grid == groups * plan.ctas_per_row <= H200.sm_count * plan.resident_blocks
+    assert choose(dataclasses.replace(IN_RUNS, rows=rows, cols=cols), H200, resident, plan).grid == plan.grid
+
+
+@pytest.mark.parametrize("cols", [128, 4096, 2**20, 2**24])
+@pytest.mark.parametrize("rows", [1, 2, 7, 64, 131, 4000])
+@pytest.mark.parametrize("output_bytes", [0, 2])
+def test_messages_of_blocks_fit_into_their_room(rows: int, cols: int, output_bytes: int) -> None:
+    whole = dataclasses.replace(IN_RUNS, rows=rows, cols=cols, vector=1, output_bytes=output_bytes)
+    try:
+        plan = choose(whole, H200, resident, "split")
+    except DoesNotFitError:
+        assert cols == 128
+        return
+
+    # kernels/row/meeting.cuh: counters of all groups, then two sets of the messages of kMost rows of each block
+    needed = plan.grid // plan.ctas_per_row * COUNTER_BYTES + 2 * plan.grid * ROOM_ROWS * ROOM_BYTES
+    assert needed <= room_bytes(rows, cols)
+    assert output_bytes == 0 or messages_bytes(whole, plan) == room_bytes(rows, cols)
+
+
+@pytest.mark.parametrize(("rows", "groups"), [(1, 1), (8, 1), (9, 2), (64, 8), (131, 17)])
+def test_groups_of_blocks_meet_once_for_rows_that_are_only_read(rows: int, groups: int) -> None:
+    only_read = dataclasses.replace(MASKED, rows=rows, cols=2**21, output_bytes=0)
+
+    plan = choose(only_read, H200, resident, "split")
+
+    assert plan.grid == groups * plan.ctas_per_row
+    assert rows <= groups * ROOM_ROWS
+
+
+def test_few_rows_in_runs_wait_in_shared_memory_of_the_grid_or_of_clusters() -> None:
+    direct = dataclasses.replace(IN_RUNS, load_operands=(), direct_load=True)
+
+    def chosen(rows: int, cols: int) -> tuple[str, str]:
+        plan = choose(dataclasses.replace(direct, rows=rows, cols=cols), H200, resident)
+        return plan.variant, plan.kernel
+
+    assert chosen(64, 2**21) == ("split", "row_staged")
+    assert chosen(64, 3 * 2**19) == ("cluster", "row_staged")
+    assert chosen(9, 3 * 2**19) == ("split", "row_staged")
+    assert chosen(3, 2**24) == ("split", "row_reread")  # no shared memory holds one
+
+
+def test_rows_in_runs_of_short_vectors_lie_in_shared_memory_of_clusters() -> None:
+    direct = dataclasses.replace(IN_RUNS, load_operands=(), direct_load=True, rows=2048, cols=2**17)
+
+    plan = choose(dataclasses.replace(direct, vector=1), H200, resident)
+
+    assert (plan.variant, plan.kernel) == ("cluster", "row_staged")
+    assert choose(direct, H200, resident).kernel == "row_registers"
 
 
 @pytest.mark.parametrize(("rows", "cols", "variant"), [(132, 2**20, "uncached"), (16, 2**18, "cluster")])

@@ -19,6 +19,8 @@ class Clusters(NamedTuple):
         Threads of a block that holds a part of a row in registers, in shared memory; blocks of a multiprocessor then.
     least_waves
         Waves of the blocks that there is room for, at least, where a block has rows of one alignment.
+    few_copied_blocks
+        Blocks for each multiprocessor, at least, where a small batch of fused rows lies in shared memory of clusters.
     one_shot_block, one_shot_ctas, one_shot_small_batch_ctas, one_shot_blocks
         Fused calls: threads of a block, blocks of a cluster at least (where rows are few), and blocks of a
         multiprocessor.
@@ -28,6 +30,7 @@ class Clusters(NamedTuple):
     max_shared_block: int
     max_shared_blocks: int
     least_waves: float
+    few_copied_blocks: int
     one_shot_block: Mapping[int, int]
     one_shot_ctas: int
     one_shot_small_batch_ctas: int
@@ -127,6 +130,9 @@ class Split(NamedTuple):
         That a thread reads at a time, and that it has of a block's part where that is short.
     overflow
         Shared memory that rows take, of what there is: what does not fit is read again.
+    again_rows, again_bytes, again_alone
+        Rows that are read twice, one by each group of blocks, where messages have room of their own: how many may
+        always be in work at once, the bytes of more, and what it is worth to have one, as nobody works while it meets.
     in_registers_bytes, in_registers_block, in_registers_blocks
         One row in registers: its bytes from .. to, threads of a block, blocks of a multiprocessor.
     two_pass_min_rows, two_pass_rows, two_pass_vectors, two_pass_block
@@ -143,6 +149,9 @@ class Split(NamedTuple):
     vectors: int
     part_vectors: int
     overflow: float
+    again_rows: int
+    again_bytes: int
+    again_alone: float
     in_registers_bytes: tuple[int, int]
     in_registers_block: int
     in_registers_blocks: int

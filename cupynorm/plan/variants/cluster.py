@@ -88,6 +88,21 @@ def prefers_copied(question: Question) -> bool:
     return problem.copies_rows and question.rules.is_better(what, problem)
 
 
+def copied_unprefetched(question: Question) -> Plan | None:
+    """Return the same plan for rows that no cluster would prefetch: their vectors are short, or they are few.
+
+    Of few rows several waves of clusters must come: the blocks of the whole grid share them otherwise.
+    """
+    problem, limits = question.problem, question.limits
+    if not (problem.room and problem.copies_rows and (question.small_batch or not question.can_stage)):
+        return None
+    plan = copied(question)
+    if plan is None or not question.small_batch:
+        return plan
+    least = question.rules.clusters.few_copied_blocks * limits.sm_count
+    return plan if problem.rows * plan.ctas_per_row >= least else None
+
+
 # ---- rows in registers
 
 

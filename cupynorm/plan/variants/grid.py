@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import TYPE_CHECKING
 
 from cupynorm._values import replace
 from cupynorm.plan.base import Question, all_at_once
@@ -17,6 +18,7 @@ from cupynorm.plan.config import (
     PLAIN,
     RESULT_BYTES,
     ROOM_BLOCKS,
+    ROOM_ROWS,
     UNALIGNED_APART,
     Plan,
 )
@@ -25,6 +27,9 @@ from cupynorm.plan.partition import power_of_two_from, power_of_two_to, shared_b
 from cupynorm.plan.registers import registers
 from cupynorm.plan.variants import staged
 from cupynorm.plan.variants.registers import can_cache
+
+if TYPE_CHECKING:
+    from cupynorm.plan.problem import Problem
 
 ONE_ROW = "one row, which the registers of the whole grid hold"
 SIDE_BY_SIDE = (
@@ -37,8 +42,10 @@ SHARED_MEMORY = "more than a cluster holds: parts of rows in the shared memory o
 
 def split(question: Question) -> Plan | None:
     """Return the plan of the whole grid, in registers, twice from memory, or in shared memory."""
-    if question.problem.fused:
-        return _reread(question)
+    problem = question.problem
+    if problem.fused:
+        kept = problem.room and problem.copies_rows and _fits(question)
+        return (_in_shared_memory(question) if kept else None) or _reread(question)
     return _one_row(question) or _side_by_side(question) or _in_shared_memory(question)
 
 
@@ -58,17 +65,45 @@ def finished_reread(question: Question, plan: Plan, reason: str = REREAD) -> Pla
     problem, limits = question.problem, question.limits
     # the vectors of unaligned rows are counted from the first whole one
     vectors = problem.cols // plan.vector - bool(problem.unaligned)
-    ctas = min(limits.sm_count * plan.min_blocks, vectors // plan.block)
+    groups = _groups(question)
+    ctas = min(limits.sm_count * plan.min_blocks // groups, vectors // plan.block)
     if not problem.fused or problem.unaligned == UNALIGNED_APART:
         return None
     if not problem.outputs:  # among which the blocks' messages lie; room for them counts as one
         return None
-    if problem.room or not problem.output_bytes:
-        ctas = min(ctas, ROOM_BLOCKS)
+    if _has_room(problem):
+        ctas = min(ctas, ROOM_BLOCKS // groups)
     if plan.block < MIN_REREAD_BLOCK or ctas < 1:
         return None
     plan = replace(plan, ctas_per_row=ctas)
-    return all_at_once(question, plan, ctas, question.occupancy(plan), reason)
+    return all_at_once(question, plan, groups * ctas, question.occupancy(plan), reason)
+
+
+def _has_room(problem: Problem) -> bool:
+    """Say whether the messages of blocks have room of their own: kHasRoom of a Store."""
+    return problem.room or not problem.output_bytes
+
+
+def _groups(question: Question) -> int:
+    """Return how many rows are in work at once, each of a group of blocks: 1 where messages lie among results.
+
+    Of rows that are read twice so many that some groups work while others meet, and that few have none in the end; of
+    rows that are read once so many that each group meets once.
+    """
+    problem, numbers = question.problem, question.rules.split
+    if not _has_room(problem):
+        return 1
+    most = min(question.limits.sm_count, ROOM_BLOCKS)
+    if not problem.output_bytes:
+        return min(math.ceil(problem.rows / ROOM_ROWS), most)
+    bytes_of_row = problem.cols * (problem.load_bytes + sum(problem.load_operands))
+    most = min(problem.rows, most, max(numbers.again_rows, numbers.again_bytes // bytes_of_row))
+
+    def busy(groups: int) -> float:
+        rounds = math.ceil(problem.rows / groups)
+        return problem.rows / (rounds * groups) * (numbers.again_alone if groups == 1 else 1)
+
+    return max(range(most, 0, -1), key=busy)
 
 
 def split_for_more_threads(question: Question) -> Plan | None:
@@ -219,14 +254,19 @@ def _ctas_per_row(question: Question, plan: Plan) -> int:
 def finished_in_shared_memory(question: Question, plan: Plan, reason: str = SHARED_MEMORY) -> Plan | None:
     """Return a plan of rows in the shared memory of the whole grid with what follows from the problem."""
     problem = question.problem
-    # a block has a vector for each thread, and room for every other block's message among its results
+    # a block has a vector for each thread, and room for every other block's message, which lies among its results else
     message_bytes = MESSAGE_NUMBERS * problem.compute_bytes
-    most = min(problem.vectors // plan.block, math.isqrt(RESULT_BYTES * problem.cols // message_bytes) - 1)
+    most = problem.vectors // plan.block
+    rows = _rows_at_once(question, plan)
+    if problem.room:
+        most = min(most, ROOM_BLOCKS // rows)
+    else:
+        most = min(most, math.isqrt(RESULT_BYTES * problem.cols // message_bytes) - 1)
     if most < 1:
         return None
-    rows, ctas = _rows_at_once(question, plan), min(most, _ctas_per_row(question, plan))
+    ctas = min(most, _ctas_per_row(question, plan))
     # in place they lie where x was, which must not be read again
-    apart = problem.unaligned == UNALIGNED_APART
+    apart = problem.unaligned == UNALIGNED_APART or problem.room
     if not apart and plan.row_shared_bytes < ctas * message_bytes + ACCESS_BYTES:
         return None
     needed = min(plan.row_shared_bytes, shared_bytes(problem, ctas))
