@@ -5,7 +5,7 @@
 // (x itself or an operand, where the call may write in place) is kept in shared memory while the messages are there,
 // and put back when all blocks have read them. Where results do not lie next to one another, messages have room of
 // their own; where nothing is stored, too, and a row is read once; and where rows are few and long. Groups of blocks
-// then have rows of their own, so that some work while others meet (docs/notes/089).
+// then have rows of their own, so that some work while others meet (docs/notes/084).
 #pragma once
 #include <base/mailbox.cuh>
 #include <base/pdl.cuh>
