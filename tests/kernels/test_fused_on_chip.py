@@ -372,3 +372,11 @@ def test_blocks_of_a_band_are_no_more_than_a_multiprocessor_holds(device: str) -
     plan = choose(problem, RECORDED[device], lambda plan: plan.min_blocks, SHARED)
 
     assert plan.block * plan.min_blocks <= RECORDED[device].threads_per_sm
+
+
+def test_where_one_block_fits_it_goes_through_many_rows() -> None:
+    problem = explain.form_spec(FORMS["softmax/causal"], 4096, 32768, "float16").problem
+
+    plan = choose(problem, RECORDED["t4"], lambda plan: plan.min_blocks, SHARED)
+
+    assert (plan.block, plan.min_blocks, plan.grid) == (768, 1, RECORDED["t4"].sm_count)

@@ -30,6 +30,8 @@ from cupynorm.plan.partition import (
 from cupynorm.plan.registers import registers
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from cupynorm.plan.rule_types import Rule
 
 COMPUTED = "a block's shared memory holds what was computed of the row"
@@ -95,10 +97,15 @@ def _of_band(question: Question, at_once: int) -> Plan | None:
     Where little is kept, a block has one row: what it writes of the others hides that it waits for what is kept.
     """
     problem, numbers = question.problem, question.rules.staged
-    alone = at_once > 1 and problem.band_share <= numbers.band_alone
-    tried = numbers.band_blocks_alone if alone else numbers.band_blocks
-    block, most = next((each[1:] for each in tried if problem.row_bytes <= each[0]), tried[-1][1:])
-    blocks = min(at_once, most, question.limits.threads_per_sm // block)
+
+    def chosen(tried: Sequence[Sequence[int]]) -> tuple[int, int]:
+        block, most = next((each[1:] for each in tried if problem.row_bytes <= each[0]), tried[-1][1:])
+        return block, min(at_once, most, question.limits.threads_per_sm // block)
+
+    block, blocks = chosen(numbers.band_blocks)
+    alone = blocks > 1 and problem.band_share <= numbers.band_alone
+    if alone:
+        block, blocks = chosen(numbers.band_blocks_alone)
     plan = chunked(question, "shared", block, 0, vectors=1)
     plan = replace(plan, min_blocks=blocks, waves=ONE_BLOCK_PER_ROW if alone else 1.0)
     share = f"{COMPUTED}; its mask keeps {problem.band_share:.0%} of it at most"
