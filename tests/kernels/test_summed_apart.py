@@ -285,9 +285,9 @@ def spec_of(shape: tuple[int, int, int], dtype: str, form: str) -> Any:
     rms, from_y, adds, drops = (form == each for each in ("rms_norm", "from_y", "add_layer_norm", "dropout"))
     mean = None if rms or from_y else per_row(4)
     what = Normed(large(1), large(2), column(3), column(8) if from_y else None, mean, per_row(5), from_y)
-    groups = row_groups_apart(outer * inner, cols).groups
-    place = nowhere(groups, cols, compute)
-    places = ParameterSums(0, place, None if rms else place, place if adds else None)
+    groups = row_groups_apart(outer * inner, cols)
+    place = nowhere(groups.groups, cols, compute)
+    places = ParameterSums(groups, place, None if rms else place, place if adds else None)
     added = Added(large(6), 0.5, None, large(9)) if adds else None
     added = Added(None, 1.0, Dropout(0.1, 5, 0), large(9)) if drops else added
     op = RMS_NORM_BACKWARD if rms else LAYER_NORM_BACKWARD
