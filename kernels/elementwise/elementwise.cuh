@@ -306,7 +306,7 @@ __global__ void __launch_bounds__(kMostThreads) each_element(const __grid_consta
       store_vector(row_at(a.store.pointer, a.store.rows, row, col), vector_from<typename Store::Type, kVector>(x[0]));
     }
   } else {
-    const typename Load::RowPointer source = {a.load.pointer + place(a.load.rows, first)};
+    const typename Load::RowPointer source = {{}, a.load.pointer + place(a.load.rows, first)};
     const typename Store::RowPointer target = {a.store.pointer + place(a.store.rows, first)};
     const int64 begin = int64(col) - (-target.template head<kVector>() & (kVector - 1)), behind = a.cols - begin;
     if (behind <= 0) return;
