@@ -65,12 +65,35 @@ struct Cut {
 };
 
 // Writes what the threads of a block have added up of their columns, each sum from to[k] + first on. Several rows of a
-// block are added in their order.
+// block are added in their order. vectors: of this block.
 template <class Shape, int kSums, typename Compute, class Tile>
 inline void write_sums(const Compute (&sums)[kSums][Shape::kElements], Compute* const (&to)[kSums], int64 first,
-    int slot, int cols, const Tile& tile) {
+    int slot, int cols, int vectors, const Tile& tile) {
   constexpr int kVector = Shape::kVector;
-  if constexpr (Shape::kGroups == 1) {
+  if constexpr (Shape::kGroups == 1 && Shape::kUnaligned > 0 && Shape::kStages > 0) {
+    // Vectors that begin anywhere would be stored in single numbers, a vector's length apart from the next thread's. So
+    // they go by way of the shared memory where rows were on their way, all of which have been read.
+    auto* const columns = reinterpret_cast<Compute*>(shared_memory);
+    const int begin = tile.col(0) - int(threadIdx.x) * kVector;
+#pragma unroll
+    for (int k = 0; k < kSums; ++k) {
+      __syncthreads();  // what was there has been read
+#pragma unroll
+      for (int p = 0; p < Shape::kVectors; ++p) {
+        if (!tile.has(p)) continue;
+#pragma unroll
+        for (int i = 0; i < kVector; ++i) columns[tile.col(p) - begin + i] = sums[k][p * kVector + i];
+      }
+      __syncthreads();
+      for (int at = threadIdx.x; at < vectors * kVector; at += Shape::kBlock) {
+        if (begin + at >= 0 && begin + at < cols) to[k][first + begin + at] = columns[at];
+      }
+      if constexpr (Shape::kEdge > 0) {
+        if (tile.has_edge()) to[k][first + tile.edge_col()] = sums[k][Shape::kInVectors];
+      }
+    }
+    __syncthreads();  // before the next rows are copied there
+  } else if constexpr (Shape::kGroups == 1) {
 #pragma unroll
     for (int k = 0; k < kSums; ++k) {
 #pragma unroll
@@ -482,7 +505,7 @@ __global__ void __launch_bounds__(Shape_::kBlock, Shape_::kMinBlocks)
         place_before = place, place = place == kStages ? 0 : place + 1;
       }
     }
-    write_sums<Shape>(sums, all.partial, group * a.cols, slot, cols, tile);
+    write_sums<Shape>(sums, all.partial, group * a.cols, slot, cols, share.vectors, tile);
   }
 }
 
