@@ -65,18 +65,10 @@ namespace cupynorm {
 
 inline float bfloat16_to_float(unsigned short bits) { return as_float(unsigned(bits) << 16); }
 
-// The same bits either way: nan becomes 0x7fff. The pair's upper half is taken: with the lower one RMSNorm of 33
-// columns took two registers more, and a multiprocessor held fewer of its blocks.
 inline unsigned short float_to_bfloat16(float x) {
-#if __CUDA_ARCH__ >= 800
-  unsigned word;
-  asm("cvt.rn.bf16x2.f32 %0, %1, 0f00000000;" : "=r"(word) : "f"(x));
-  return static_cast<unsigned short>(word >> 16);
-#else
   unsigned bits = as_bits(x);
   if ((bits & 0x7fffffff) > 0x7f800000) return 0x7fff;  // nan
   return static_cast<unsigned short>((bits + 0x7fff + (bits >> 16 & 1)) >> 16);
-#endif
 }
 
 inline unsigned floats_to_bfloat16s(float low, float high) {
