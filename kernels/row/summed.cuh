@@ -70,7 +70,7 @@ template <class Shape, int kSums, typename Compute, class Tile>
 inline void write_sums(const Compute (&sums)[kSums][Shape::kElements], Compute* const (&to)[kSums], int64 first,
     int slot, int cols, int vectors, const Tile& tile) {
   constexpr int kVector = Shape::kVector;
-  if constexpr (Shape::kGroups == 1 && Shape::kUnaligned > 0 && Shape::kStages > 0) {
+  if constexpr (Shape::kCtasPerRow > 1 && Shape::kUnaligned > 0 && Shape::kStages > 0) {
     // Vectors that begin anywhere would be stored in single numbers, a vector's length apart from the next thread's. So
     // they go by way of the shared memory where rows were on their way, all of which have been read.
     auto* const columns = reinterpret_cast<Compute*>(shared_memory);
