@@ -22,6 +22,10 @@
 
 namespace cupynorm {
 
+// So many groups lie interleaved, or all: INTERLEAVED of cupynorm/lower/row_groups.py. A division by any other number
+// would take a register more.
+constexpr int kInterleaved = 8;
+
 // Registers of a thread beside the sums of its columns and what it keeps of these; and beside these and a row.
 constexpr int kRegistersBeside = 72, kRegistersBesideRow = 48;
 
@@ -277,12 +281,12 @@ __global__ void __launch_bounds__(Shape_::kBlock, Shape_::kMinBlocks)
   typename Load::RowPointer waiting;
   unsigned turn = 0;  // rows of this block so far: of slots and mailboxes
 
-  const int interleaved = int(all.interleaved);
-  const int64 step = int64(Shape::kGroups) * interleaved, rows_together = all.rows_of_group * interleaved;
+  const bool together = all.interleaved == all.groups;
+  const int64 step = Shape::kGroups * all.interleaved, rows_together = all.rows_of_group * all.interleaved;
   for (int64 group = blockIdx.x / kCtasPerRow; group < all.groups; group += gridDim.x / kCtasPerRow) {
-    const int64 begin = int(group) / interleaved * rows_together;
+    const int64 begin = together ? 0 : group / kInterleaved * rows_together;
     const int64 end = begin + rows_together < a.rows ? begin + rows_together : a.rows;
-    int64 base = begin + int(group) % interleaved * Shape::kGroups;
+    int64 base = begin + (together ? group : group % kInterleaved) * Shape::kGroups;
     if constexpr (kUnaligned) share = share_at(base + slot);
     bool cut = false;  // whether a vector of this thread is
     if constexpr (kCut) {
