@@ -29,11 +29,6 @@ inline void begin_together(Mbarrier (&mbarriers)[4]) {
   pdl_wait_and_trigger();
 }
 
-// Which blocks of the launch share rows: this block's group of them, of how many, and its part of how many.
-struct Sharing {
-  int group, groups, part, parts;
-};
-
 // Says which blocks share rows. Those of the grid then can meet: their room holds a counter of each group of blocks,
 // and behind these their messages. Before any load.
 template <class Op, class Shape, class Store>
@@ -42,13 +37,11 @@ inline Sharing begin_sharing(const Store& store, GridMeeting& meeting) {
     constexpr int kCtas = Shape::kCtasPerRow;
     return {int(blockIdx.x) / kCtas, int(gridDim.x) / kCtas, kCtas > 1 ? int(cluster_rank()) : 0, kCtas};
   } else {
-    // Neighbouring blocks share rows, so that those of a multiprocessor do not, and one waits while another works.
-    const int groups = gridDim.x, parts = gridDim.y, number = blockIdx.y * groups + blockIdx.x, group = number / parts,
-        part = number % parts;
-    meeting = {store.room, group, part, 0, 0, sizeof(SlotWords<Op>)};
+    const Sharing sharing = Sharing::of_grid();
+    meeting = {store.room, sharing.group, sharing.part, 0, 0, sizeof(SlotWords<Op>)};
     meeting.begin();
     if constexpr (Shape::kHolds) grid_wait(meeting.begun);  // else before the first meeting: they have the registers
-    return {group, groups, part, parts};
+    return sharing;
   }
 }
 

@@ -77,6 +77,17 @@ inline Slot<Op> merge_slots(SlotAt slot_at, bool any, int first, int end) {
   return all;
 }
 
+// Which blocks of the launch share rows: this block's group of them, of how many, and its part of how many.
+struct Sharing {
+  int group, groups, part, parts;
+  // Of a cooperative launch of gridDim.x groups. Neighbouring blocks share rows, so that those of a multiprocessor do
+  // not, and one waits while another works.
+  static Sharing of_grid() {
+    const int groups = gridDim.x, parts = gridDim.y, number = blockIdx.y * groups + blockIdx.x, group = number / parts;
+    return {group, groups, number - group * parts, parts};
+  }
+};
+
 // The counter of each group of blocks has a line of its own. How much room they all need is messages_bytes of
 // cupynorm/plan/problem.py.
 constexpr int kCounterBytes = 128;

@@ -111,10 +111,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   __shared__ MailboxPiece before[kInRoom ? 1 : kMost][kPiecesOf<Op>];
   constexpr int kSlotBytes = int(sizeof(SlotWords<Op>));
   static_assert(kSlotBytes <= 96 && sizeof(SlotWords<Largest>) <= kSlotBytes, "ROOM_BYTES in cupynorm/plan/config.py");
-  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp, parts = gridDim.y;
-  // Neighbouring blocks share rows, so that those of a multiprocessor do not, and one waits while another works.
-  const int groups = kInRoom ? gridDim.x : 1, number = blockIdx.y * groups + (kInRoom ? blockIdx.x : 0);
-  const int group = kInRoom ? number / parts : 0, part = number - group * parts;
+  const int lane = threadIdx.x % kWarp, warp = threadIdx.x / kWarp;
+  const Sharing sharing = kInRoom ? Sharing::of_grid() : Sharing{0, 1, int(blockIdx.y), int(gridDim.y)};
+  const int group = sharing.group, groups = sharing.groups, part = sharing.part, parts = sharing.parts;
   // One group has nobody to work while it meets, and meets for as many rows as it can.
   const int most = kInRoom && !kReadsOnce && groups > 1 ? 1 : kMost;
   using Cut = RereadCut<Load, Shape>;

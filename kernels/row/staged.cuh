@@ -70,9 +70,9 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     clear_slots<kWarps>(warps[0]), clear_slots<kWarps>(warps[1]);
     if constexpr (Store::kScales) clear_slots<kWarps>(largest_slots);
   }
-  // with room neighbouring blocks share rows, so that those of a multiprocessor do not: one waits while another works
-  const int number = kInRoom ? blockIdx.y * gridDim.x + blockIdx.x : 0, group = kInRoom ? number / int(gridDim.y) : 0;
-  const int part = kInRoom ? number - group * int(gridDim.y) : kGrid ? int(blockIdx.y) : kCluster ? cluster_rank() : 0,
+  const Sharing sharing = kInRoom ? Sharing::of_grid() : Sharing{};
+  const int group = sharing.group,
+      part = kInRoom ? sharing.part : kGrid ? int(blockIdx.y) : kCluster ? cluster_rank() : 0,
       parts = kGrid ? gridDim.y : Shape::kCtasPerRow;
   const int warp = threadIdx.x / kWarp;
   const int64 first = kInRoom ? group : kCluster ? blockIdx.x / kClusterMailboxes : blockIdx.x,
