@@ -444,6 +444,15 @@ def house(point: Point, arrays: list[Any], columns: int) -> Any:
     return run
 
 
+def beside_copies(
+    point: Point, every: dict[str, Any], moved: int, notes: dict[str, str]
+) -> tuple[float, dict[str, Any]]:
+    """Return the seconds of the best copy, and what is told of a point: how long that took, and our share of it."""
+    copy = min(timing.median for name, timing in every.items() if name.startswith(COPY))
+    told = {"copy_us": copy * 1e6, "bytes": moved, "notes": notes, "share": copy / every[OURS].median}
+    return copy, {**dataclasses.asdict(point), **told}
+
+
 def measure(point: Point, kernels: list[Kernel], built: Any, replays: int) -> dict[str, Any]:
     """Time copies, our call and each kernel in turns; the best of each meeting."""
     what, dtype = forms.form(point.op), dtype_of(point.dtype)
@@ -464,14 +473,7 @@ def measure(point: Point, kernels: list[Kernel], built: Any, replays: int) -> di
         runs[str(number)] = runs_of(kernel, *made, point, arrays)
     calls = buffers.calls_for(moved, len(sets))
     every = timed.time_interleaved(runs, len(sets), replays=replays, calls=calls, seconds=0.02, notes=notes)
-    copy = min(timing.median for name, timing in every.items() if name.startswith(COPY))
-    found: dict[str, Any] = {
-        **dataclasses.asdict(point),
-        "copy_us": copy * 1e6,
-        "bytes": moved,
-        "notes": notes,
-    }
-    found["share"] = copy / every[OURS].median
+    copy, found = beside_copies(point, every, moved, notes)
     found["house"] = {name: copy / every[name].median for name in BARE if name in every}
     forms_of: dict[str, list[dict[str, Any]]] = {}
     for number, kernel in enumerate(kernels):

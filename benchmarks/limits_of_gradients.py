@@ -28,7 +28,7 @@ from cupynorm.lower.row_groups import row_groups
 from cupynorm.runtime import devices
 from cupynorm.tools import bench, buffers
 from cupynorm.tools import timing as timed
-from cupynorm.tools.results import COPY, OURS, Point
+from cupynorm.tools.results import OURS, Point
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -43,7 +43,7 @@ DTYPES = ("float16", "float32")
 
 
 class Moves(NamedTuple):
-    """What an op moves: arrays read and written, sums over rows, numbers of a row that are read or written.
+    """How much an op reads and writes: whole arrays, sums over rows, and single numbers of each row.
 
     meets: the threads of a row tell one another something. gate: x and its gradient have two halves.
     """
@@ -385,14 +385,7 @@ def measure(point: Point, ways: list[Way], built: Any, replays: int, *, spread: 
     every = timed.time_interleaved(
         runs, len(sets), replays=replays, calls=calls, seconds=0.012, notes=notes, check=fault_of
     )
-    copy = min(timing.median for name, timing in every.items() if name.startswith(COPY))
-    found: dict[str, Any] = {
-        **dataclasses.asdict(point),
-        "copy_us": copy * 1e6,
-        "bytes": moved,
-        "notes": notes,
-    }
-    found["share"] = copy / every[OURS].median
+    copy, found = limits.beside_copies(point, every, moved, notes)
     found["ways"] = [
         {"kind": way.kind, "name": way.name, "share": copy / every[name].median}
         for name, way in names.items()
