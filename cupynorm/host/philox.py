@@ -16,7 +16,7 @@ MULTIPLIERS = (0xD2511F53, 0xCD9E8D57)  # of the words 0 and 2
 WEYL = (0x9E3779B9, 0xBB67AE85)  # added to the key after a round: golden ratio, and sqrt(3) - 1
 WORD = 0xFFFFFFFF
 BITS = 32
-NUMBERS = 1 << 64  # seeds, and offsets, that there are
+SEEDS = 1 << 64  # that there are, and as many offsets
 PROBABILITY = "the probability of being dropped is 0 to 1"
 
 
@@ -49,7 +49,7 @@ def words(seed: int, offset: int, start: int, count: int) -> Array:
     """
     first = start // 4
     blocks = -(-(start + count) // 4) - first
-    base = (offset + first) % NUMBERS
+    base = (offset + first) % SEEDS
     number = np.uint64(base) + np.arange(blocks, dtype=np.uint64)
     counter = np.zeros((blocks, 4), np.uint64)
     counter[:, 0], counter[:, 1] = number & np.uint64(WORD), number >> np.uint64(BITS)
@@ -88,8 +88,8 @@ def dropout(p: float, seed: int, offset: int, name: str = "p") -> Dropout:
         type(p) is float
         and type(seed) is type(offset) is int
         and 0 <= p <= 1
-        and 0 <= seed < NUMBERS
-        and 0 <= offset < NUMBERS
+        and 0 <= seed < SEEDS
+        and 0 <= offset < SEEDS
     ):  # the usual arguments, two microseconds sooner
         return Dropout(p, seed, offset)
     if not 0 <= p <= 1:
@@ -97,7 +97,7 @@ def dropout(p: float, seed: int, offset: int, name: str = "p") -> Dropout:
     numbers = {}
     for which, given in (("seed", seed), ("offset", offset)):
         number = integer(which, given)
-        if not 0 <= number < NUMBERS:
+        if not 0 <= number < SEEDS:
             raise ValueError(f"{which} is {plainly(number)}: it must be 0 to 2^64 - 1")
         numbers[which] = number
     return Dropout(float(p), **numbers)

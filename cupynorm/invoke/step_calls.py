@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cupynorm.call import asking
 from cupynorm.call.axes import is_array, transposition_of
-from cupynorm.host.philox import NUMBERS
+from cupynorm.host.philox import SEEDS
 from cupynorm.invoke import bound_calls
 from cupynorm.invoke.bound_calls import Arrays, axis_option
 from cupynorm.invoke.steps import Steps
@@ -31,7 +31,7 @@ def option_keys(*values: Any) -> tuple[Any, ...]:
 
 def scalars_of(p: Any, seed: Any, offset: Any) -> tuple[int, ...]:
     """Return seed and offset of a dropout, which differ from call to call; nothing where there is none, or a fault."""
-    whole = type(seed) is type(offset) is int and 0 <= seed < NUMBERS and 0 <= offset < NUMBERS
+    whole = type(seed) is type(offset) is int and 0 <= seed < SEEDS and 0 <= offset < SEEDS
     return (seed, offset) if whole and type(p) in {float, int} and p != 0 else ()
 
 

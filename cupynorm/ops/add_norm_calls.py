@@ -7,7 +7,7 @@ from typing import Any
 from cupynorm._options import boolean, finite
 from cupynorm.call.extras import Add, Extras, dropout_of, quantize_of
 from cupynorm.call.quantize import Quantize, quantize_option
-from cupynorm.host.philox import NUMBERS
+from cupynorm.host.philox import SEEDS
 from cupynorm.invoke import fused_calls, row_calls
 from cupynorm.invoke.shortcuts import Given
 from cupynorm.lower.row import RowOp
@@ -51,7 +51,7 @@ def run(
         options_key = (option, of_alpha, type(alpha), p, type(p), return_sum, type(return_sum))
         operands = (residual, bias, scale)
         if not (type(p) in {float, int} and p == 0):  # a dropout: its seed and offset are others in each call
-            if type(seed) is type(offset) is int and 0 <= seed < NUMBERS and 0 <= offset < NUMBERS:
+            if type(seed) is type(offset) is int and 0 <= seed < SEEDS and 0 <= offset < SEEDS:
                 scalars = (seed, offset)
             else:
                 add = _adding(residual, bias, alpha, p, seed, offset, return_sum, quantize).add

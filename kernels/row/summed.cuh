@@ -22,8 +22,8 @@
 
 namespace cupynorm {
 
-// So many groups lie interleaved, or all: INTERLEAVED of cupynorm/lower/row_groups.py. A division by any other number
-// would take a register more.
+// Either all groups lie interleaved, or so many at a time: INTERLEAVED of cupynorm/lower/row_groups.py. To divide by a
+// number that the compiler does not know would take a register more.
 constexpr int kInterleaved = 8;
 
 // Registers of a thread beside the sums of its columns and what it keeps of these; and beside these and a row.

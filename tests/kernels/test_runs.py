@@ -130,7 +130,7 @@ def test_a_threads_last_batch_of_vectors_may_be_shorter(
 
 
 def test_groups_of_blocks_have_rows_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Where split reads rows twice, or once for statistics: most of four groups have two of seven rows."""
+    """Seven rows in four groups of blocks, which read them twice, or in two that read them once, for statistics."""
     monkeypatch.setattr(grid, "_groups", lambda question: 4 if question.problem.output_bytes else 2)
     x, axis = drawn(8, 7, 512), (0, 2)
     where = RANDOM.random(x.shape) < 0.7

@@ -130,8 +130,8 @@ def test_lengths(case: tuple[str, str, str]) -> None:
     compare(getattr(cupynorm, call), (x,), dtype, numbers, **options)
 
 
-# What a warp does whose rows' lengths keep all that it has is a copy of its own: of parts, of numbers, over the grid,
-# and of rows that wait nowhere, which go through rounds.
+# A warp runs other code where its rows' lengths keep all its elements: where these are computed in parts, where they
+# wait as numbers, where blocks of the grid share rows, and where rows wait nowhere and are gone through in rounds.
 KEEP_ALL = [
     ("words of several parts", "float16", "layer_norm"),
     ("a cluster", "float32", "standardize"),
