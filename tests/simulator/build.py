@@ -112,7 +112,7 @@ def cache() -> Path:
     return _folder(os.environ.get("CUPYNORM_SIMULATOR_CACHE"))
 
 
-MOST_TOGETHER = 32  # kernels in one text
+MOST_TOGETHER = 64  # kernels in one text
 SECTIONS = ("-ffunction-sections", "-fdata-sections")  # so that elf.py sees which of them needs what
 STATIC = ".static"  # a file with the bytes of static shared memory of one kernel of several
 LIBRARY = ("-shared", "-Wl,--as-needed")  # with these g++ would link a header that it compiles ahead
@@ -127,10 +127,14 @@ def _flags(sanitize: str) -> list[str]:
     return flags
 
 
-def _kernel_flags(sanitize: str) -> list[str]:
+def _kernel_flags(sanitize: str, *, tells: bool) -> list[str]:
     # a misaligned access is a fault on the device, and nothing on x86: always checked
     checks = "undefined,float-cast-overflow" if sanitize == "undefined" else "alignment"
     flags = [f"-fsanitize={checks}", "-fno-sanitize=vptr", f"-fno-sanitize-recover={checks}"]
+    if not sanitize:  # what no kernel has and g++ would provide for, in each of thousands of small functions
+        flags += ["-fno-exceptions", "-fno-asynchronous-unwind-tables", "-fno-unwind-tables"]
+    if not sanitize and not tells:
+        flags.append("-fsanitize-undefined-trap-on-error")
     if _version(compiler()) >= (12,):
         flags.append("-ftrivial-auto-var-init=pattern")  # what was never set is not 0 by luck
     return flags
@@ -209,7 +213,7 @@ def _headers(options: Iterable[str]) -> tuple[tuple[str, str], ...]:
 
 def _state(path: str) -> tuple[int, int, int]:
     """Return what differs after a file was written."""
-    state = Path(path).stat()
+    state = os.stat(path)  # noqa: PTH116  of each header for each kernel: a Path takes as long again
     return state.st_ino, state.st_mtime_ns, state.st_size
 
 
@@ -297,9 +301,13 @@ def wanted(code: str, name: str, options: Iterable[str] = ()) -> Wanted:
     return Wanted(code, name, passed, bounds, bound, version, key)
 
 
-def _all_flags() -> list[str]:
+def _all_flags(*, tells: bool = False) -> list[str]:
+    """Return what g++ is asked for; tells: a misaligned access says where it is.
+
+    Else it is a trap, for which g++ needs a sixth less. engine.py runs what met one again, with a kernel that tells.
+    """
     sanitize = sanitizer()
-    return ["-std=c++17", *_flags(sanitize), *_kernel_flags(sanitize)]
+    return ["-std=c++17", *_flags(sanitize), *_kernel_flags(sanitize, tells=tells)]
 
 
 def _text(codes: Iterable[str], kernels: Iterable[Wanted]) -> str:
@@ -328,14 +336,19 @@ def _link() -> list[str]:
     return [f"-L{linked.parent}", f"-l:{linked.name}", "-Wl,-rpath,$ORIGIN", "-Wl,--no-undefined"]
 
 
-def library(code: str, name: str, options: Iterable[str] = ()) -> Path:
-    """Compile the kernel that `name` (a name expression) is in `code`. Raises CompileError with the log."""
+def library(code: str, name: str, options: Iterable[str] = (), *, tells: bool = False) -> Path:
+    """Compile the kernel that `name` (a name expression) is in `code`. Raises CompileError with the log.
+
+    tells: as _all_flags() says.
+    """
     one = wanted(code, name, options)
+    if tells:
+        one = one._replace(key=f"{one.key}_tells")
     if one.path.exists():
         os.utime(one.path)
         return one.path
     alone.append(one)
-    return _compile(_text([code], [one]), _all_options(one, _all_flags()), one.key, _link())
+    return _compile(_text([code], [one]), _all_options(one, _all_flags(tells=tells)), one.key, _link())
 
 
 def together(kernels: Sequence[Wanted]) -> None:
@@ -403,16 +416,17 @@ alone: list[Wanted] = []  # what this process compiled without others
 class Library:
     """A loaded kernel: its entry, and what a launch of it must know."""
 
-    def __init__(self, code: str, name: str, options: Iterable[str]) -> None:
+    def __init__(self, code: str, name: str, options: Iterable[str], *, tells: bool = False) -> None:
+        self._made_of = code, name, tuple(options)
         if rehearsed is not None:
-            rehearsed.append(wanted(code, name, options))
+            rehearsed.append(wanted(*self._made_of))
             self.entry, self.max_threads, self.parameter_bytes, self.static_shared_bytes = None, 1024, (), 0
             return
         if sanitizer() == "address" and not hasattr(ctypes.CDLL(None), "__asan_init"):
             raise RuntimeError(
                 "libasan must be loaded first: start Python with simulator.sanitized_environment()"
             )
-        path = library(code, name, options)
+        path = library(*self._made_of, tells=tells)
         self._loaded = ctypes.CDLL(str(path))
         # of the engine that this library is linked with: of two folders each has one, and a process may load both
         self.launch: Any = self._loaded.simulator_launch
@@ -423,6 +437,10 @@ class Library:
         count = self._of_kernel("sizes", path)(sizes)
         self.parameter_bytes = tuple(sizes[:count])
         self.static_shared_bytes = _static_shared_bytes(path)
+
+    def that_tells(self) -> Library:
+        """Return the same kernel, of which a misaligned access says where it is."""
+        return Library(*self._made_of, tells=True)
 
     def _of_kernel(self, what: str, path: Path) -> Any:
         return getattr(self._loaded, f"simulator_{what}_{path.stem}")

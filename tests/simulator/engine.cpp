@@ -15,6 +15,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <functional>
+#include <iterator>
 #include <list>
 #include <map>
 #include <mutex>
@@ -905,15 +906,18 @@ void Block::check_after() {
 
 // ---- illegal addresses ----
 
-struct sigaction previous_segv, previous_bus;
+// Those of memory, and of what -fsanitize-undefined-trap-on-error writes for a misaligned access.
+constexpr int kSignals[] = {SIGSEGV, SIGBUS, SIGILL, SIGTRAP};
+struct sigaction previous[std::size(kSignals)];
 
 void on_signal(int signal, siginfo_t* info, void*) {
+  const size_t at = std::find(std::begin(kSignals), std::end(kSignals), signal) - std::begin(kSignals);
   if (running && running->current() >= 0) {
-    char text[64];
-    std::snprintf(text, sizeof text, "illegal address %p, some time after ", info->si_addr);
+    char text[64] = "misaligned access, some time after ";
+    if (at < 2) std::snprintf(text, sizeof text, "illegal address %p, some time after ", info->si_addr);
     running->fail(text + running->where_last());
   }
-  sigaction(signal, signal == SIGSEGV ? &previous_segv : &previous_bus, nullptr);  // not ours: let it happen again
+  sigaction(signal, &previous[at], nullptr);  // not ours: let it happen again
 }
 
 // While one exists, a wild access ends the launch and not the process. Launches take turns, so handlers nest properly.
@@ -923,14 +927,12 @@ struct SignalGuard {
     struct sigaction action {};
     action.sa_sigaction = on_signal;
     action.sa_flags = SA_SIGINFO | SA_NODEFER;
-    sigaction(SIGSEGV, &action, &previous_segv);
-    sigaction(SIGBUS, &action, &previous_bus);
+    for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &action, &previous[i]);
 #endif
   }
   ~SignalGuard() {
 #ifndef __SANITIZE_ADDRESS__
-    sigaction(SIGSEGV, &previous_segv, nullptr);
-    sigaction(SIGBUS, &previous_bus, nullptr);
+    for (size_t i = 0; i < std::size(kSignals); ++i) sigaction(kSignals[i], &previous[i], nullptr);
 #endif
   }
 };
