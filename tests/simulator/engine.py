@@ -184,10 +184,10 @@ def launch(
             try:
                 _run(library, wanted, schedule)
             except SimulatorError as error:
-                if str(error).startswith(TRAP):
-                    _restore(before)
-                    _tell(library, wanted, schedule)
-                raise
+                if not str(error).startswith(TRAP):
+                    raise
+                _restore(before)
+                _tell(library, wanted, schedule, error)
             if expected:
                 _compare(expected, settings.schedules[0], schedule)
             elif before:
@@ -230,11 +230,15 @@ def _run(library: Library, wanted: _Launch, schedule: str | int) -> None:
             raise SimulatorError(f"{fault} (schedule {schedule})")
 
 
-def _tell(library: Library, wanted: _Launch, schedule: str | int) -> None:
-    """Run a launch again that has met a trap: raises SimulatorError, which says of which access."""
+def _tell(library: Library, wanted: _Launch, schedule: str | int, met: SimulatorError) -> None:
+    """Run a launch again that has met a trap. Raises SimulatorError, which says of which access."""
     again = library.that_tells()
     wanted.entry, wanted.shared = again.entry, again.shared
-    _run(again, wanted, schedule)
+    try:
+        _run(again, wanted, schedule)
+    except SimulatorError as error:
+        raise error from None
+    raise met
 
 
 def _snapshot() -> list[tuple[_Allocation, bytes]]:
