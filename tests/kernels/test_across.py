@@ -153,9 +153,11 @@ def tile_of(
 @pytest.mark.parametrize(("variant", "blocks"), [("block", 1), ("cluster", 3), ("split", 3)])
 @pytest.mark.parametrize("op", [LAYER_NORM, SOFTMAX], ids=lambda op: op.name)
 def test_threads_that_have_most_of_their_elements(op: RowOp, variant: str, blocks: int) -> None:
-    for dtype, of_a_block in itertools.product(
-        ("float16", "float32"), (16, 63, 64, 65, 79, 80, 81, 127, 128)
+    for (k, dtype), (i, of_a_block) in itertools.product(
+        enumerate(("float16", "float32")), enumerate((16, 63, 64, 65, 79, 80, 81, 127, 128))
     ):
+        if not SLOW and (i + (op is SOFTMAX)) % 2 == k:
+            continue  # each number of columns in both dtypes: of one op in this one, of the other in that one
         for cols in {of_a_block * blocks, of_a_block * blocks - (blocks > 1)}:
             if variant == "split" and math.ceil(cols / 128) != blocks:
                 continue  # it takes no more blocks than hold a row
