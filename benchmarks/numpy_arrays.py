@@ -338,10 +338,17 @@ def work(kind: str) -> None:
                 print("null", flush=True)
                 continue
             made = case, call, max(1, int(SAMPLE_SECONDS / seconds))
+        print(json.dumps(least_seconds(made[1], made[2])), flush=True)
+
+
+def least_seconds(call: Callable[[], Any], times: int) -> float:
+    """Return the seconds of the fastest of so many calls: other load on the machine interrupts some of them."""
+    found = []
+    for _ in range(times):
         begin = time.perf_counter()
-        for _ in range(made[2]):
-            made[1]()
-        print(json.dumps((time.perf_counter() - begin) / made[2]), flush=True)
+        call()
+        found.append(time.perf_counter() - begin)
+    return min(found)
 
 
 def call_of(kind: str, case: Case) -> Callable[[], Any]:
@@ -419,14 +426,22 @@ def row_of(found: Mapping[str, Any], names: list[str]) -> str:
     return f"{label} {' '.join(shown)} {unit}  numpy / cupynorm {ratio:5.2f}  spread {spread:4.2f}"
 
 
-def cases(ops: list[str], dtypes: list[str], axes: list[int], *, quick: bool) -> Iterator[Case]:
+def cases(
+    ops: list[str], dtypes: list[str], axes: list[int], shapes: list[tuple[int, int]]
+) -> Iterator[Case]:
     """Yield what is timed."""
     for dtype in dtypes:
-        for rows, cols in SHAPES[: 3 if quick else None]:
+        for rows, cols in shapes:
             for op in ops:
                 for axis in axes:
                     if axis == -1 or op not in ELEMENTWISE:
                         yield Case(op, dtype, rows, cols, axis)
+
+
+def shape_of(text: str) -> tuple[int, int]:
+    """Return rows and columns."""
+    rows, cols = text.split("x")
+    return int(rows), int(cols)
 
 
 def main() -> None:
@@ -443,7 +458,8 @@ def main() -> None:
     parser.add_argument(
         "--axes", nargs="+", type=int, choices=(-1, 0, 1), default=[-1, 0, 1], help="along which rows go"
     )
-    parser.add_argument("--quick", action="store_true", help="no large arrays")
+    parser.add_argument("--shapes", nargs="+", type=shape_of, default=SHAPES, help="rows x columns: 1000x1000 ...")
+    parser.add_argument("--without-torch", action="store_true", help="leave PyTorch out")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -455,7 +471,7 @@ def main() -> None:
         workers["numba"] = Worker("cupynorm", here, numba=True)
     if options.before:
         workers["before"] = Worker("cupynorm", options.before.resolve())
-    workers |= {name: Worker(name, here) for name in ("numpy", "torch")}
+    workers |= {name: Worker(name, here) for name in ("numpy", *([] if options.without_torch else ["torch"]))}
     if options.threads > 1:
         for name in ("cupynorm", *(["numba"] if options.numba else []), "torch"):
             kind = "torch" if name == "torch" else "cupynorm"
@@ -465,7 +481,7 @@ def main() -> None:
     names = list(workers)
     print(f"{'':55} {' '.join(f'{name:>{WIDTH}}' for name in names)}")
     try:
-        for case in cases(options.only, options.dtypes, options.axes, quick=options.quick):
+        for case in cases(options.only, options.dtypes, options.axes, options.shapes):
             report["cases"].append(measured(case, workers))
             print(row_of(report["cases"][-1], names), flush=True)
             if options.json:

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 LEAST_THREADED = 1 << 16  # elements up to which a call, and a block, is not worth a thread of its own
-DIRECT = 256  # elements of NumPy's buffers for rows of WIDE and more: fewer than columns, so that it does not fill them
+# Elements of NumPy's buffers where what is broadcast has runs of WIDE and more: fewer, so that it does not fill them.
+DIRECT = 256
 
 
 def each_block(
@@ -81,7 +82,7 @@ def _go_through(
     except IndexError:
         space = Space(dtype)
     with np.errstate(all="ignore"):
-        before = np.setbufsize(DIRECT) if x.shape[-1] >= WIDE else None
+        before = np.setbufsize(DIRECT) if kind is Slab or x.shape[-1] >= WIDE else None
         try:
             for at in tiles:
                 work(kind(x, at, pieces, axes, space, home))

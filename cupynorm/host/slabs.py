@@ -14,7 +14,7 @@ import numpy as np
 
 from cupynorm.host.conversions import FEW, narrow, widen
 from cupynorm.host.row_sums import joined
-from cupynorm.host.rows import BUFFER, EXACT, WIDE, Rows, _cut, _whole, rows_of
+from cupynorm.host.rows import EXACT, WIDE, Rows, _cut, _whole, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -34,6 +34,7 @@ COLUMNS = (
 WIDER = 4  # caches that a piece takes: long steps along memory win more than a cache does (docs/notes/060)
 FEW_ROWS = 256  # of a block that has no place in the result: 1 KiB of float32 is read at a time
 MOST_ELEMENTS = 1 << 22  # of such a block, whose memory is kept
+RUN = 1 << 13  # bytes: what broadcasts over columns is repeated to so many, since each run costs what 1 KiB does
 RESHAPES_VIEWS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # whether reshape() takes copy=False
 
 
@@ -145,7 +146,33 @@ class Slab(Rows):
             self.then(lambda values, out, _: step(values, out=out))
             return
         of_rows = operand.astype(self.space.dtype)
-        self.then(lambda values, out, _: _each_column(step, values, of_rows, out))
+        self.then(lambda values, out, _: self._each_column(step, values, of_rows, out))
+
+    def _each_column(self, step: np.ufunc, values: Array, of_rows: Array, out: Array) -> None:
+        """Write step(values, of_rows) to out, of several columns at once where rows are few."""
+        outer, cols, rows = values.shape
+        operand = of_rows.reshape(outer, 1, rows)
+        together = _together(outer, cols, rows * values.itemsize)
+        whole = cols // together * together
+        apart = outer > 1 and whole < cols
+        if (
+            together == 1
+            or values.size <= FEW
+            or (apart and cols * rows <= FEW)
+            or not (values.flags.c_contiguous and out.flags.c_contiguous)
+        ):
+            step(values, operand, out=out)
+            return
+        several = self.space.take("several", outer, together, rows)
+        np.copyto(several, operand)
+        cut = (-1, together * rows)
+        if whole == cols:
+            step(values.reshape(outer, *cut), several.reshape(outer, 1, -1), out=out.reshape(outer, *cut))
+            return
+        # one after another: NumPy computes what has gaps, and is its own result, in memory that it fetches
+        for given, each, target in zip(values, several, out, strict=True):
+            step(given[:whole].reshape(cut), each.reshape(-1), out=target[:whole].reshape(cut))
+        step(values[:, whole:], operand, out=out[:, whole:])
 
     def step_columns(self, step: np.ufunc, values: Array, columns: Array, out: Array) -> None:
         """Write step(element, the column's operand) to out."""
@@ -312,19 +339,17 @@ def _laid(part: Array, inner: int, axes: int) -> Array | None:
     return found if found.shape[2] == 1 or found.strides[2] == found.itemsize else None
 
 
-def _each_column(step: np.ufunc, values: Array, of_rows: Array, out: Array) -> None:
-    """Write step(values, of_rows) to out, of several columns at once where rows are few."""
-    outer, cols, rows = values.shape
-    operand = of_rows.reshape(outer, 1, rows)
-    together = min(cols, BUFFER // (outer * rows) + 1)
-    whole = cols // together * together
-    if rows >= WIDE or together == 1 or not (values.flags.c_contiguous and out.flags.c_contiguous):
-        step(values, operand, out=out)
-        return
-    cut = (outer, -1, together * rows)
-    step(values[:, :whole].reshape(cut), np.tile(operand, together), out=out[:, :whole].reshape(cut))
-    if whole < cols:
-        step(values[:, whole:], operand, out=out[:, whole:])
+def _together(outer: int, cols: int, row: int) -> int:
+    """Return of how many columns, of `row` bytes each, a run is: of RUN bytes, and of all columns where that is near.
+
+    Where there are several outer ones, a divisor of the columns leaves no gaps.
+    """
+    least = -(-RUN // row)
+    if least >= cols:
+        return cols
+    if outer == 1 or least == 1:
+        return least
+    return next((each for each in range(least, min(2 * least, least + EACH) + 1) if cols % each == 0), least)
 
 
 def column_sums(values: Array, others: Array | None = None, before: Array | None = None) -> Array:
