@@ -9,6 +9,7 @@ import numpy as np
 
 from cupynorm.host import reference
 from cupynorm.host import threads as threading
+from cupynorm.host.conversions import FEW
 from cupynorm.host.rows import WIDE, Rows, _cut, _whole
 from cupynorm.host.slabs import Slab, lie_apart, slabs_of
 from cupynorm.host.space import Space
@@ -82,7 +83,8 @@ def _go_through(
     except IndexError:
         space = Space(dtype)
     with np.errstate(all="ignore"):
-        before = np.setbufsize(DIRECT) if kind is Slab or x.shape[-1] >= WIDE else None
+        direct = x.size > FEW and (kind is Slab or x.shape[-1] >= WIDE)
+        before = np.setbufsize(DIRECT) if direct else None
         try:
             for at in tiles:
                 work(kind(x, at, pieces, axes, space, home))

@@ -62,7 +62,7 @@ def narrow(values: Array, target: Array, scratch: Callable[[int], Array] | None 
         if halves is not None:
             np.copyto(target.view(np.uint16), halves.reshape(target.shape), casting="unsafe")
             return
-    if values.dtype == np.float32 and target.dtype.name in _FLOAT8:
+    if target.itemsize == 1 and values.dtype == np.float32 and target.dtype.name in _FLOAT8:
         np.copyto(
             target.view(np.uint8),
             _float8_bits(values, target.dtype.name).reshape(target.shape),

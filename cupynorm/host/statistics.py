@@ -330,29 +330,46 @@ def rescale(
     def work(rows: Rows) -> None:
         least = joined(np.minimum, [rows.reduced(np.minimum, each) for _, each in rows.each()])
         most = rows.max()
-        kind = rows.space.dtype.type
-        half = kind(0.5) * least
-        width = kind(0.5) * most - half
-        rows.apply(np.multiply, np.full(least.shape, 0.5))
-        rows.apply(np.subtract, half)
+        width = most - least
+        rows.apply(np.subtract, least)
         rows.apply(np.divide, np.where(width == 0, 1.0, width))
-
-        def scale(values: Array, target: Array, _: object) -> None:
-            rest = rows.space.take("rest", *values.shape)
-            np.multiply(values, kind(-low), out=rest)
-            rest += kind(low)
-            np.multiply(values, kind(high), out=target)
-            np.add(target, rest, out=target)
-
-        if low == 0:
-            rows.apply(np.multiply, np.full(least.shape, high))
-        else:
-            rows.then(scale)
+        finite = np.isfinite(width)
+        if np.count_nonzero(finite) < finite.size:
+            bad = ~finite
+            some = rows.again(bad)
+            _shares_of_halves(some, least[bad], most[bad])
+            rows.put(bad, some)
+        _scale_shares(rows, low, high)
         rows.store(out)
         rows.store_statistic(smallest, least)
         rows.store_statistic(largest, most)
 
     each_block(x, axes, type_of_arithmetic(x, out), work, out, alone=True)
+
+
+def _shares_of_halves(rows: Rows, least: Array, most: Array) -> None:
+    """Replace elements by (element - least) / (most - least), where that difference is not finite."""
+    half = 0.5 * least
+    rows.apply(np.multiply, np.full(least.shape, 0.5))
+    rows.apply(np.subtract, half)
+    rows.apply(np.divide, 0.5 * most - half)
+
+
+def _scale_shares(rows: Rows, low: float, high: float) -> None:
+    """Replace elements by low + (high - low) * element."""
+    kind = rows.space.dtype.type
+
+    def scale(values: Array, out: Array, _: object) -> None:
+        rest = rows.space.take("rest", *values.shape)
+        np.multiply(values, kind(-low), out=rest)
+        rest += kind(low)
+        np.multiply(values, kind(high), out=out)
+        np.add(out, rest, out=out)
+
+    if low:
+        rows.then(scale)
+    elif high != 1:
+        rows.then(lambda values, out, _: np.multiply(values, kind(high), out=out))
 
 
 def _rescale_kept(
