@@ -11,7 +11,7 @@ from cupynorm.host import reference
 from cupynorm.host import threads as threading
 from cupynorm.host.conversions import FEW
 from cupynorm.host.rows import WIDE, Rows, _cut, _whole
-from cupynorm.host.slabs import Slab, lie_apart, slabs_of
+from cupynorm.host.slabs import Passing, Slab, lie_apart, slabs_of
 from cupynorm.host.space import Space
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ def each_block(
     if not x.size:
         return
     apart = alone and not x.flags.c_contiguous and lie_apart(x, axes)
-    kind = Slab if apart else Rows
+    kind: type[Rows] = (Slab if kept else Passing) if apart else Rows
     home = out if out is not None and _is_home(out, dtype, (x, *reads), anywhere=apart) else None
     limit = reference.BLOCK * 8 // dtype.itemsize
     if x.size <= min(limit, LEAST_THREADED):
@@ -83,7 +83,7 @@ def _go_through(
     except IndexError:
         space = Space(dtype)
     with np.errstate(all="ignore"):
-        direct = x.size > FEW and (kind is Slab or x.shape[-1] >= WIDE)
+        direct = x.size > FEW and (kind is not Rows or x.shape[-1] >= WIDE)
         before = np.setbufsize(DIRECT) if direct else None
         try:
             for at in tiles:

@@ -301,17 +301,25 @@ def _centre(
         mean = rows.exact_sum() / cols
         subtract_exactly(rows, mean)
         return mean, rows.sum_of_squares()
-    pivot = _pivots(rows) if centred else None
+    if centred:
+        mean = subtract_means(rows, cols, scale)
+        return mean, rows.sum_of_squares()
     if scale is not None:
         rows.apply(np.multiply, scale)
-        pivot = None if pivot is None else pivot * scale
-    if pivot is None:
-        squares = rows.sum_of_squares()
-        return np.zeros(squares.shape), squares
+    squares = rows.sum_of_squares()
+    return np.zeros(squares.shape), squares
+
+
+def subtract_means(rows: Rows, cols: int, scale: Array | None = None) -> Array:
+    """Multiply rows by a scale, and subtract their means, which are returned."""
+    pivot = _pivots(rows)
+    if scale is not None:
+        rows.apply(np.multiply, scale)
+        pivot = pivot * scale
     rows.apply(np.subtract, pivot)
     rest = rows.sum() / cols
     rows.apply(np.subtract, rest)
-    return rest + pivot, rows.sum_of_squares()
+    return np.asarray(rest + pivot)
 
 
 def _pivots(rows: Rows) -> Array:

@@ -33,6 +33,7 @@ COLUMNS = (
 )  # pieces have a multiple of so many, so that the order of summation follows from the columns alone
 WIDER = 4  # caches that a piece takes: long steps along memory win more than a cache does (docs/notes/060)
 FEW_ROWS = 256  # of a block that has no place in the result: 1 KiB of float32 is read at a time
+FLOAT64 = np.dtype(np.float64)
 MOST_ELEMENTS = 1 << 22  # of such a block, whose memory is kept
 RUN = 1 << 13  # bytes: what broadcasts over columns is repeated to so many, since each run costs what 1 KiB does
 RESHAPES_VIEWS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # whether reshape() takes copy=False
@@ -213,12 +214,12 @@ class Slab(Rows):
         """Return the sum of each row, in float64."""
         total: Array | None = None
         for _, values in self.each():
-            total = column_sums(values, None, total)
+            total = column_sums(values, None, total, self.space)
         return np.asarray(total)
 
     def exact_sum(self) -> Array:
         """Return the sum of each row, in which float32 values are added up in float64."""
-        wide = self.space.other("wide", np.dtype(np.float64))
+        wide = self.space.other("wide", FLOAT64)
         total: Array | None = None
         for _, values in self.each():
             outer, cols, inner = values.shape
@@ -227,14 +228,14 @@ class Slab(Rows):
                 some = values[:, begin : begin + together]
                 room = wide.take("room", *some.shape)
                 np.copyto(room, some)
-                total = column_sums(room, None, total)
+                total = column_sums(room, None, total, wide)
         return np.asarray(total)
 
     def sum_of_squares(self) -> Array:
         """Return the sum of the squares of each row, in float64."""
         total: Array | None = None
         for _, values in self.each():
-            total = column_sums(values, values, total)
+            total = column_sums(values, values, total, self.space)
         return np.asarray(total)
 
     def sums_of(self, step: np.ufunc, *, squares: bool = False) -> tuple[Array, Array]:
@@ -249,14 +250,14 @@ class Slab(Rows):
             for each in steps:
                 each(values, room, piece)
                 values = room
-            total = column_sums(values, None, total)
+            total = column_sums(values, None, total, self.space)
             if squares:
-                of_squares = column_sums(values, values, of_squares)
+                of_squares = column_sums(values, values, of_squares, self.space)
         return np.asarray(total), np.asarray(of_squares)
 
     def sums(self, values: Array, others: Array | None = None, before: Array | None = None) -> Array:
         """Return the sum of each row of a piece, or of its products with another's elements, in float64."""
-        return column_sums(values, others, before)
+        return column_sums(values, others, before, self.space)
 
     def reduced(self, step: np.ufunc, values: Array) -> Array:
         """Return the maximum or minimum of each row of a piece."""
@@ -291,6 +292,27 @@ class Slab(Rows):
         outer, inner = np.divmod(np.flatnonzero(which), values.shape[2])
         found: Array = values[outer, :, inner]
         return found
+
+
+class Passing(Slab):
+    """The same, of which nothing is kept: each pass begins with x, and only what it reads crosses to memory."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, x: Array, at: Index, pieces: Sequence[Index], axes: int, space: Space, home: Array | None
+    ) -> None:
+        super().__init__(x, at, pieces, axes, space, home)
+        self.kept = False
+
+    def _advance(self, number: int, steps: Sequence[Step]) -> Array:
+        piece = self.pieces[number]
+        values = self.seen(piece)
+        room = self.space.take("passing", *values.shape)
+        for step in steps:
+            step(values, room, piece)
+            values = room
+        return values
 
 
 def _inner(x: Array, axes: int) -> int:
@@ -352,17 +374,17 @@ def _together(outer: int, cols: int, row: int) -> int:
     return next((each for each in range(least, min(2 * least, least + EACH) + 1) if cols % each == 0), least)
 
 
-def column_sums(values: Array, others: Array | None = None, before: Array | None = None) -> Array:
+def column_sums(values: Array, others: Array | None, before: Array | None, space: Space) -> Array:
     """Return the sum of each row, or of its products with another's elements, in float64.
 
     Both are outer x columns x inner. before: what is added to, the sums of COLUMNS times any number of columns. The
-    order of summation depends on the number of columns alone.
+    order of summation depends on the number of columns alone. space: has room for what lies between.
     """
     outer, cols, rows = values.shape
     if rows == 1:  # NumPy would take one axis for one row, and add up in another order
         twice = None if others is None else np.repeat(others, 2, axis=2)
         start = None if before is None else np.repeat(before, 2)
-        return column_sums(np.repeat(values, 2, axis=2), twice, start)[::2]
+        return column_sums(np.repeat(values, 2, axis=2), twice, start, space)[::2]
     total: Any = 0.0 if before is None else before.reshape(outer, rows)
     begin = 0
     for columns in (COLUMNS, cols % COLUMNS // EACH * EACH):
@@ -370,14 +392,17 @@ def column_sums(values: Array, others: Array | None = None, before: Array | None
         if several:
             end, shape = begin + several * columns, (outer, several, -1, EACH, rows)
             some = values[:, begin:end].reshape(shape)
+            parts = space.take("parts", outer, several, EACH, rows)
             if others is None:
-                parts = np.add.reduce(some, axis=2)
+                np.add.reduce(some, axis=2, out=parts)
             else:
-                parts = np.einsum("akcer,akcer->aker", some, others[:, begin:end].reshape(shape))
-            found = np.add.reduce(parts, axis=2).astype(np.float64)
+                np.einsum("akcer,akcer->aker", some, others[:, begin:end].reshape(shape), out=parts)
+            sums = np.add.reduce(parts, axis=2, out=space.take("sums", outer, several, rows))
+            found = space.other("wide", FLOAT64).take("sums", outer, several, rows)
+            np.copyto(found, sums)
             if begin or before is not None:
                 found[:, 0] += total
-            total = found[:, 0] if several == 1 else np.add.reduce(found, axis=1)
+            total = np.add.reduce(found, axis=1)
             begin = end
         if begin == cols:
             return np.asarray(total).reshape(-1)
