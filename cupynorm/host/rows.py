@@ -269,11 +269,15 @@ class Rows:
             return row_sums(self.values(), self.values())
         return joined(np.add, [row_sums(values, values) for _, values in self.each()])
 
-    def sums_of(self, step: np.ufunc, *, squares: bool = False) -> tuple[Array, Array]:
-        """Return the sum of step(element) over each row, in float64, and of its squares; elements are lost."""
+    def sums_of(self, step: np.ufunc, *, largest: bool = False) -> tuple[Array, Array]:
+        """Return the sum over each row of step(element), which is not negative, in float64; elements are lost.
+
+        largest: and the largest of these, or what takes less time: twice their mean, weighted by themselves. Where that
+        is below half of the sum, so is the largest.
+        """
         self.apply(step)
         total = self.sum()
-        return total, self.sum_of_squares() if squares else total
+        return total, 2 * self.sum_of_squares() / total if largest else total
 
     def sums(self, values: Array, others: Array | None = None, before: Array | None = None) -> Array:
         """Return the sum of each row of a piece, or of its products with another's elements, in float64.

@@ -238,10 +238,10 @@ class Slab(Rows):
             total = column_sums(values, values, total, self.space)
         return np.asarray(total)
 
-    def sums_of(self, step: np.ufunc, *, squares: bool = False) -> tuple[Array, Array]:
-        """Return the sum of step(element) over each row, in float64, and of its squares; elements are not kept."""
+    def sums_of(self, step: np.ufunc, *, largest: bool = False) -> tuple[Array, Array]:
+        """Return the sum over each row of step(element), in float64, and the largest of these; elements are not kept."""
         total: Array | None = None
-        of_squares: Array | None = None
+        most: list[Array] = []
         last: Step = lambda values, out, _: step(values, out=out)  # noqa: E731
         steps = [*self._taken(), last]
         for piece in self.pieces:
@@ -251,9 +251,9 @@ class Slab(Rows):
                 each(values, room, piece)
                 values = room
             total = column_sums(values, None, total, self.space)
-            if squares:
-                of_squares = column_sums(values, values, of_squares, self.space)
-        return np.asarray(total), np.asarray(of_squares)
+            if largest:
+                most.append(self.reduced(np.maximum, values))
+        return np.asarray(total), joined(np.maximum, most).astype(np.float64) if largest else np.asarray(total)
 
     def sums(self, values: Array, others: Array | None = None, before: Array | None = None) -> Array:
         """Return the sum of each row of a piece, or of its products with another's elements, in float64."""
