@@ -1,11 +1,12 @@
 """Time the functions on NumPy arrays beside a few lines of NumPy, PyTorch, and another checkout.
 
-    python benchmarks/numpy_arrays.py --json numpy-arrays.json [--numba] [--threads 2] [--only softmax] [--quick]
+    python benchmarks/numpy_arrays.py --json numpy-arrays.json [--numba] [--threads 2] [--only softmax]
 
 Needs no GPU. Each contender is a process of its own, and they take turns: a sample of each, then the next of each, so
 that other load on the machine affects all of them alike. The best sample counts; compare ratios, not times. Each
 contender has one thread. --threads 2 adds cupynorm and PyTorch with two threads, --numba adds cupynorm with
-CUPYNORM_NUMBA=1, and --before CHECKOUT adds another checkout.
+CUPYNORM_NUMBA=1, and --before CHECKOUT adds another checkout. --processor-time leaves out the time that other jobs had
+the cores; what they do to the caches stays, so processes differ: repeat.
 """
 
 from __future__ import annotations
@@ -440,12 +441,6 @@ def cases(
                         yield Case(op, dtype, rows, cols, axis)
 
 
-def shape_of(text: str) -> tuple[int, int]:
-    """Return rows and columns."""
-    rows, cols = text.split("x")
-    return int(rows), int(cols)
-
-
 def main() -> None:
     """Measure, print a line for each case, and keep the file complete after each."""
     parser = argparse.ArgumentParser(
@@ -460,11 +455,11 @@ def main() -> None:
     parser.add_argument(
         "--axes", nargs="+", type=int, choices=(-1, 0, 1), default=[-1, 0, 1], help="along which rows go"
     )
-    parser.add_argument("--shapes", nargs="+", type=shape_of, default=SHAPES, help="rows x columns: 1000x1000 ...")
-    parser.add_argument("--without-torch", action="store_true", help="leave PyTorch out")
+    shape: Any = lambda text: tuple(map(int, text.split("x")))  # noqa: E731
     parser.add_argument(
-        "--processor-time", action="store_true", help="not wall time: where other jobs want the cores, of one thread"
+        "--shapes", nargs="+", type=shape, default=SHAPES, help="rows x columns: 1000x1000 ..."
     )
+    parser.add_argument("--processor-time", action="store_true", help="not wall time; of one thread")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
@@ -478,7 +473,7 @@ def main() -> None:
         workers["numba"] = Worker("cupynorm", here, numba=True)
     if options.before:
         workers["before"] = Worker("cupynorm", options.before.resolve())
-    workers |= {name: Worker(name, here) for name in ("numpy", *([] if options.without_torch else ["torch"]))}
+    workers |= {name: Worker(name, here) for name in ("numpy", "torch")}
     if options.threads > 1:
         for name in ("cupynorm", *(["numba"] if options.numba else []), "torch"):
             kind = "torch" if name == "torch" else "cupynorm"

@@ -127,9 +127,7 @@ def _float16_bits(words: Array, scratch: Array) -> Array | None:
     return sums
 
 
-def round_quantized(
-    values: Array, dtype: np.dtype[Any], out: Array, *, within: bool = False
-) -> None:
+def round_quantized(values: Array, dtype: np.dtype[Any], out: Array, *, within: bool = False) -> None:
     """Write the nearest numbers of a quantised dtype, ties to even, saturated, to out; out may be values.
 
     nan stays nan in a float8 and is 0 in int8. A float8 of float32 comes from adding a number whose last place is that

@@ -35,7 +35,9 @@ WIDER = 4  # caches that a piece takes: long steps along memory win more than a 
 FEW_ROWS = 256  # of a block that has no place in the result: 1 KiB of float32 is read at a time
 FLOAT64 = np.dtype(np.float64)
 MOST_ELEMENTS = 1 << 22  # of such a block, whose memory is kept
-RUN = 1 << 13  # bytes: what broadcasts over columns is repeated to so many, since each run costs what 1 KiB does
+RUN = (
+    1 << 13
+)  # bytes: what broadcasts over columns is repeated to so many, since each run costs what 1 KiB does
 RESHAPES_VIEWS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # whether reshape() takes copy=False
 
 
@@ -177,11 +179,13 @@ class Slab(Rows):
 
     def step_columns(self, step: np.ufunc, values: Array, columns: Array, out: Array) -> None:
         """Write step(element, the column's operand) to out."""
-        rows = values.shape[2]
-        if rows >= COLUMNS:
+        outer, cols, rows = values.shape
+        if rows >= WIDE or (outer == 1 and rows >= COLUMNS):
             step(values, columns[:, None], out=out)
-        else:  # NumPy would begin anew with every column
-            step(values, np.repeat(columns, rows).reshape(values.shape[1:]), out=out)
+            return
+        several = self.space.take("columns", cols, rows)  # else NumPy begins anew with every column
+        np.copyto(several, columns[:, None])
+        step(values, several, out=out)
 
     def columns(self, operand: Array, piece: Index) -> Array:
         """Return the elements of what columns_of() gave for the columns of a piece."""
@@ -239,7 +243,7 @@ class Slab(Rows):
         return np.asarray(total)
 
     def sums_of(self, step: np.ufunc, *, largest: bool = False) -> tuple[Array, Array]:
-        """Return the sum over each row of step(element), in float64, and the largest of these; elements are not kept."""
+        """Return the sum over each row of step(element), in float64, and the largest; elements are not kept."""
         total: Array | None = None
         most: list[Array] = []
         last: Step = lambda values, out, _: step(values, out=out)  # noqa: E731
@@ -253,7 +257,9 @@ class Slab(Rows):
             total = column_sums(values, None, total, self.space)
             if largest:
                 most.append(self.reduced(np.maximum, values))
-        return np.asarray(total), joined(np.maximum, most).astype(np.float64) if largest else np.asarray(total)
+        return np.asarray(total), joined(np.maximum, most).astype(np.float64) if largest else np.asarray(
+            total
+        )
 
     def sums(self, values: Array, others: Array | None = None, before: Array | None = None) -> Array:
         """Return the sum of each row of a piece, or of its products with another's elements, in float64."""

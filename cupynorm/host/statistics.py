@@ -16,7 +16,15 @@ from cupynorm._values import NamedTuple
 from cupynorm.host import compiled
 from cupynorm.host.blocks import each_block
 from cupynorm.host.keeping import ALL, Keeping, KeptRows, each_kept, refuse_nan
-from cupynorm.host.ops import FLOAT32, FLOAT64, LEAST_SQUARES, MOST_SQUARES, _centre, subtract_means, type_of_arithmetic
+from cupynorm.host.ops import (
+    FLOAT32,
+    FLOAT64,
+    LEAST_SQUARES,
+    MOST_SQUARES,
+    _centre,
+    subtract_means,
+    type_of_arithmetic,
+)
 from cupynorm.host.reference import _columns, _round
 from cupynorm.host.row_sums import joined
 
@@ -221,7 +229,7 @@ def _deviation_sums(rows: Rows, cols: int, scale: Array | None = None, *, higher
 
 
 def _shape(squares: Array, sums: Sequence[Array], cols: int) -> list[Array]:
-    """Return skewness and kurtosis, given sums of deviations' second, and third and fourth, powers; [] without these."""
+    """Return skewness and kurtosis, given the sums of deviations' powers: the second, and others; [] without these."""
     if not sums:
         return []
     third, fourth = sums
