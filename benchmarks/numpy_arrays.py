@@ -1,11 +1,12 @@
 """Time the functions on NumPy arrays beside a few lines of NumPy, PyTorch, and another checkout.
 
-    python benchmarks/numpy_arrays.py --json numpy-arrays.json [--numba] [--threads 2] [--only softmax] [--quick]
+    python benchmarks/numpy_arrays.py --json numpy-arrays.json [--numba] [--threads 2] [--only softmax]
 
 Needs no GPU. Each contender is a process of its own, and they take turns: a sample of each, then the next of each, so
 that other load on the machine affects all of them alike. The best sample counts; compare ratios, not times. Each
 contender has one thread. --threads 2 adds cupynorm and PyTorch with two threads, --numba adds cupynorm with
-CUPYNORM_NUMBA=1, and --before CHECKOUT adds another checkout.
+CUPYNORM_NUMBA=1, and --before CHECKOUT adds another checkout. --processor-time leaves out the time that other jobs had
+the cores; what they do to the caches stays, so processes differ: repeat.
 """
 
 from __future__ import annotations
@@ -36,6 +37,7 @@ FEW = 10000  # elements up to which calls, not elements, take the time
 WIDTH = len("cupynorm x16")  # of a column of the table
 SAMPLE_SECONDS = 0.01  # of one sample at least
 LONGEST = 12.0  # seconds for a case, of which each contender has LEAST_SAMPLES all the same
+PROCESSOR_TIME = "NUMPY_ARRAYS_PROCESSOR_TIME"  # a variable of contenders' environment
 ONE_THREAD = dict.fromkeys(("OPENBLAS_NUM_THREADS", "OMP_NUM_THREADS", "MKL_NUM_THREADS"), "1")
 
 
@@ -338,10 +340,18 @@ def work(kind: str) -> None:
                 print("null", flush=True)
                 continue
             made = case, call, max(1, int(SAMPLE_SECONDS / seconds))
-        begin = time.perf_counter()
-        for _ in range(made[2]):
-            made[1]()
-        print(json.dumps((time.perf_counter() - begin) / made[2]), flush=True)
+        print(json.dumps(least_seconds(made[1], made[2])), flush=True)
+
+
+def least_seconds(call: Callable[[], Any], times: int) -> float:
+    """Return the seconds of the fastest of so many calls: other load on the machine interrupts some of them."""
+    clock = time.process_time if os.environ.get(PROCESSOR_TIME) else time.perf_counter
+    found = []
+    for _ in range(times):
+        begin = clock()
+        call()
+        found.append(clock() - begin)
+    return min(found)
 
 
 def call_of(kind: str, case: Case) -> Callable[[], Any]:
@@ -419,10 +429,12 @@ def row_of(found: Mapping[str, Any], names: list[str]) -> str:
     return f"{label} {' '.join(shown)} {unit}  numpy / cupynorm {ratio:5.2f}  spread {spread:4.2f}"
 
 
-def cases(ops: list[str], dtypes: list[str], axes: list[int], *, quick: bool) -> Iterator[Case]:
+def cases(
+    ops: list[str], dtypes: list[str], axes: list[int], shapes: list[tuple[int, int]]
+) -> Iterator[Case]:
     """Yield what is timed."""
     for dtype in dtypes:
-        for rows, cols in SHAPES[: 3 if quick else None]:
+        for rows, cols in shapes:
             for op in ops:
                 for axis in axes:
                     if axis == -1 or op not in ELEMENTWISE:
@@ -443,12 +455,18 @@ def main() -> None:
     parser.add_argument(
         "--axes", nargs="+", type=int, choices=(-1, 0, 1), default=[-1, 0, 1], help="along which rows go"
     )
-    parser.add_argument("--quick", action="store_true", help="no large arrays")
+    shape: Any = lambda text: tuple(map(int, text.split("x")))  # noqa: E731
+    parser.add_argument(
+        "--shapes", nargs="+", type=shape, default=SHAPES, help="rows x columns: 1000x1000 ..."
+    )
+    parser.add_argument("--processor-time", action="store_true", help="not wall time; of one thread")
     parser.add_argument("--worker", help=argparse.SUPPRESS)
     options = parser.parse_args()
     if options.worker:
         work(options.worker)
         return
+    if options.processor_time:
+        os.environ[PROCESSOR_TIME] = "1"
     here = Path(__file__).resolve().parents[1]
     workers = {"cupynorm": Worker("cupynorm", here)}
     if options.numba:
@@ -465,7 +483,7 @@ def main() -> None:
     names = list(workers)
     print(f"{'':55} {' '.join(f'{name:>{WIDTH}}' for name in names)}")
     try:
-        for case in cases(options.only, options.dtypes, options.axes, quick=options.quick):
+        for case in cases(options.only, options.dtypes, options.axes, options.shapes):
             report["cases"].append(measured(case, workers))
             print(row_of(report["cases"][-1], names), flush=True)
             if options.json:

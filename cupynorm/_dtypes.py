@@ -164,7 +164,7 @@ def input_dtype(dtype: Dtype, *, on_device: bool, any_integer: bool = False) -> 
     any_integer: whether others than INTEGERS will do, as they do for operands.
     """
     native = dtype if on_device or dtype.isnative else dtype.newbyteorder("=")
-    if native.isnative and (native.name in INTEGERS or (any_integer and is_integer(native))):
+    if native.isnative and is_integer(native) and (any_integer or native.name in INTEGERS):
         return
     try:
         dtype_name(native)

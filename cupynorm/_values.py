@@ -22,16 +22,16 @@ else:
         """Return the values of a call in the order of the names; TypeError as from a function of such parameters."""
         if len(given) == len(names) and not named:
             return given
-        values = defaults | dict(zip(names, given, strict=False)) | named
-        if (
-            len(given) > len(names)
-            or not named.keys() <= set(names[len(given) :])
-            or len(values) < len(names)
-        ):
-            raise TypeError(
-                f"{cls.__qualname__} takes {', '.join(names)}: got {len(given)} values and {list(named)}"
-            )
-        return [values[name] for name in names]
+        values = {**defaults, **dict(zip(names, given, strict=False)), **named}
+        # with all names, and as many values, there is none that is unknown
+        if len(values) == len(names) >= len(given) and named.keys().isdisjoint(names[: len(given)]):
+            try:
+                return [values[name] for name in names]
+            except KeyError:
+                pass
+        raise TypeError(
+            f"{cls.__qualname__} takes {', '.join(names)}: got {len(given)} values and {list(named)}"
+        )
 
     def _init(self, *given, **named):
         cls = type(self)
@@ -163,7 +163,10 @@ else:
             return dict(zip(self._fields, self, strict=True))
 
         def _replace(self, **changes):
-            return type(self)(**(self._asdict() | changes))
+            cls = type(self)
+            if not changes.keys() <= set(cls._fields):
+                return cls(**(self._asdict() | changes))  # which says what is wrong
+            return tuple.__new__(cls, ({**self._asdict(), **changes}).values())
 
         def __getnewargs__(self):
             return tuple(self)

@@ -1,8 +1,8 @@
 """Activations, their gates and their gradients on NumPy arrays, in the type of arithmetic, in blocks of rows.
 
 float32 where neither an array nor the result is float64; then reference.py and elementwise_gradients.py have the
-formulas, and what float32 cannot compute as exactly as promised is computed by them. Nothing is checked here; floating
-warnings are off. A result may be one of the arrays that are read.
+formulas, which compute what float32 cannot compute as exactly as promised, too. The gradients of SiLU are exact enough
+in either type. Nothing is checked here; floating warnings are off. A result may be one of the arrays that are read.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import numpy as np
 from cupynorm.host import elementwise_gradients, reference
 from cupynorm.host.blocks import each_block
 from cupynorm.host.conversions import FEW
-from cupynorm.host.ops import FLOAT64, type_of_arithmetic
+from cupynorm.host.ops import FLOAT32, FLOAT64, type_of_arithmetic
 from cupynorm.host.reference import ACTIVATIONS
 from cupynorm.host.row_sums import row_sums
 from cupynorm.host.rows import Rows, columns_of
@@ -40,6 +40,7 @@ _MOST = 1e18  # beyond, squares and products may overflow
 _ENOUGH = 0.004
 _NARROW = 16  # columns up to which each element is looked at in place of each row
 _FLAT = {"gelu": 8.0, "gelu_tanh": 8.0, "silu": 60.0}  # beyond, slopes are 0 or 1 to the last bit
+_FLAT64 = 700.0  # the same of SiLU in float64, where exp() does not overflow yet
 
 
 def bias_activation(x: Array, bias: Array | None, name: str, out: Array, axes: int = 1) -> None:
@@ -218,7 +219,7 @@ def bias_activation_backward(
 ) -> None:
     """Write dy * activation'(x + bias) to dx, and add it to dbias. The bias lies along the last `axes` axes."""
     dtype = type_of_arithmetic(dy, x, dx)
-    if dtype == FLOAT64 or axes > 1:
+    if axes > 1 or (dtype == FLOAT64 and name != "silu"):
         elementwise_gradients.bias_activation(dy, x, bias, name, dx, dbias, axes=axes)
         return
     shift = columns_of(bias, x.shape, 1, dtype)
@@ -255,7 +256,7 @@ def gated_backward(
     a is the gate and b the other half of x + bias: a's gradient is dy * b * activation'(a), b's dy * activation(a).
     """
     dtype = type_of_arithmetic(dy, x, dx)
-    if dtype == FLOAT64:
+    if dtype == FLOAT64 and name != "silu":
         elementwise_gradients.gated(dy, x, bias, name, dx, dbias, gate_first=gate_first)
         return
     cols = dy.shape[-1]
@@ -295,7 +296,7 @@ def _add(
     first = begin + (piece[-1].start or 0)
     columns = slice(first, first + values.shape[1])
     tile = (*rows.at, *(slice(None),) * (len(shape) - len(rows.at) - 1), columns)
-    total.add(values.reshape(*rows.extents, values.shape[1]), tile)
+    total.add(values.reshape(*rows.extents, values.shape[1]), tile, rows.space)
 
 
 def _add_halves(
@@ -334,11 +335,14 @@ def _gelu_slope(z: Array, out: Array, activation: Array | None, space: Space) ->
 def _logistic_slope(name: str) -> Callable[[Array, Array, Array | None, Space], None]:
     def slope(z: Array, out: Array, activation: Array | None, space: Space) -> None:
         """Write s + z * s * (1 - s) * u' with s = 1 / (1 + exp(-u)), and z * s to `activation`."""
-        one, flat = z.dtype.type(1), z.dtype.type(_FLAT[name])
-        least, most = (each.reduce(z, axis=None) for each in (np.minimum, np.maximum))
+        one, flat = z.dtype.type(1), z.dtype.type(_FLAT[name] if z.dtype == FLOAT32 else _FLAT64)
+        # in SiLU's slope, exp(-z) vanishes by itself beyond, and where z is infinite there is a nan
+        highest = None if name == "silu" else flat
+        least = np.minimum.reduce(z, axis=None)
+        most = flat if highest is None else np.maximum.reduce(z, axis=None)
         near = z
         if not (least >= -flat and most <= flat):
-            near = np.clip(z, -flat, flat, out=space.take("near", *z.shape))
+            near = np.clip(z, -flat, highest, out=space.take("near", *z.shape))
         power = _power(name, near, space)
         s = np.add(power, one, out=space.take("s", *z.shape))
         np.divide(one, s, out=s)
@@ -352,7 +356,7 @@ def _logistic_slope(name: str) -> Callable[[Array, Array, Array | None, Space], 
         np.add(power, one, out=power)
         if activation is not None:
             np.multiply(z, s, out=activation)
-        infinite = np.isinf(z) if np.isinf(least) or np.isinf(most) or np.isnan(most) else None
+        infinite = None if np.isfinite(least) and np.isfinite(most) else np.isinf(z)
         np.multiply(power, s, out=out)
         if infinite is not None:
             np.copyto(out, np.nan, where=infinite)

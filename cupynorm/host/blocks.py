@@ -9,8 +9,9 @@ import numpy as np
 
 from cupynorm.host import reference
 from cupynorm.host import threads as threading
+from cupynorm.host.conversions import FEW
 from cupynorm.host.rows import WIDE, Rows, _cut, _whole
-from cupynorm.host.slabs import Slab, lie_apart, slabs_of
+from cupynorm.host.slabs import Passing, Slab, lie_apart, slabs_of
 from cupynorm.host.space import Space
 
 if TYPE_CHECKING:
@@ -21,7 +22,8 @@ if TYPE_CHECKING:
 Array = np.ndarray[Any, Any]
 
 LEAST_THREADED = 1 << 16  # elements up to which a call, and a block, is not worth a thread of its own
-DIRECT = 256  # elements of NumPy's buffers for rows of WIDE and more: fewer than columns, so that it does not fill them
+# Elements of NumPy's buffers where what is broadcast has runs of WIDE and more: fewer, so that it does not fill them.
+DIRECT = 256
 
 
 def each_block(
@@ -46,7 +48,7 @@ def each_block(
     if not x.size:
         return
     apart = alone and not x.flags.c_contiguous and lie_apart(x, axes)
-    kind = Slab if apart else Rows
+    kind: type[Rows] = (Slab if kept else Passing) if apart else Rows
     home = out if out is not None and _is_home(out, dtype, (x, *reads), anywhere=apart) else None
     limit = reference.BLOCK * 8 // dtype.itemsize
     if x.size <= min(limit, LEAST_THREADED):
@@ -81,7 +83,8 @@ def _go_through(
     except IndexError:
         space = Space(dtype)
     with np.errstate(all="ignore"):
-        before = np.setbufsize(DIRECT) if x.shape[-1] >= WIDE else None
+        direct = x.size > FEW and (kind is not Rows or x.shape[-1] >= WIDE)
+        before = np.setbufsize(DIRECT) if direct else None
         try:
             for at in tiles:
                 work(kind(x, at, pieces, axes, space, home))

@@ -9,12 +9,13 @@ import numpy as np
 
 from cupynorm.host.column_sums import add_rows
 from cupynorm.host.reference import _round
+from cupynorm.host.space import Space
 
 Array = np.ndarray[Any, Any]
 
-ROOM = (
-    1 << 15
-)  # elements of float64 that are added at a time: new memory for a whole block takes more than the sum
+# Elements of float64 that are added at a time, of rows in one piece, and of rows that are turned first: new memory for
+# a whole block takes more than the sum.
+ROOM, TURNED_ROOM = 1 << 16, 1 << 15
 LEAST_COLUMNS, MOST_COLUMNS = 1 << 8, 1 << 13  # of these, where they do not fit
 
 
@@ -36,7 +37,7 @@ class BroadcastSum:
         alone = [axis for axis, extent in enumerate(own) if extent == 1]
         self._columns = tuple(axis for axis in alone if axis >= first_column)
         self._rows = tuple(axis for axis in alone if axis < first_column)
-        self._room: Array | None = None
+        self._space = Space(self._total.dtype)
         self._order = (*self._rows, *(axis for axis in range(len(whole)) if axis not in self._rows))
 
     @property
@@ -44,11 +45,15 @@ class BroadcastSum:
         """Whether rows are summed, too."""
         return bool(self._columns)
 
-    def add(self, values: Array, tile: tuple[slice, ...]) -> None:
-        """Add a tile of the array: the slices of all of its axes, or of the first ones."""
+    def add(self, values: Array, tile: tuple[slice, ...], space: Space | None = None) -> None:
+        """Add a tile of the array: the slices of all of its axes, or of the first ones.
+
+        space: has room to work in, of float64; None: the sum has its own.
+        """
+        self._space = self._space if space is None else space.other("wide", self._total.dtype)
         first = next((axis for axis in self._rows if values.shape[axis] > 1), None)
         apart = len(self._rows) > 1 and not values.flags.c_contiguous  # then only a copy has one axis of rows
-        if first is not None and apart and values.size // values.shape[first] >= ROOM:
+        if first is not None and apart and values.size // values.shape[first] >= TURNED_ROOM:
             for begin in range(values.shape[first]):
                 self._add(values[(slice(None),) * first + (slice(begin, begin + 1),)], tile)
         else:
@@ -64,17 +69,17 @@ class BroadcastSum:
         part = self._total[index].transpose(self._order)
         rows = values.transpose(self._order).reshape(math.prod(values.shape[axis] for axis in self._rows), -1)
         total = part.reshape(-1).copy()
-        needed, width = min(ROOM, rows.size), max(1, total.size)
-        if rows.size > ROOM:
-            width = min(width, MOST_COLUMNS, max(LEAST_COLUMNS, ROOM // len(rows)))
-        if self._room is None or self._room.size < needed:
-            self._room = np.empty(needed)
+        most = ROOM if rows.strides[-1] == rows.itemsize else TURNED_ROOM
+        needed, width = min(most, rows.size), max(1, total.size)
+        if rows.size > most:
+            width = min(width, MOST_COLUMNS, max(LEAST_COLUMNS, most // len(rows)))
+        held = self._space.take("room", needed)
         for first in range(0, total.size, width):
             columns = rows[:, first : first + width]
-            together = self._room.size // columns.shape[1]
-            for begin in range(0, len(rows), max(1, together)):
+            together = max(1, needed // columns.shape[1])
+            for begin in range(0, len(rows), together):
                 some = columns[begin : begin + together]
-                room = self._room[: some.size].reshape(some.shape)
+                room = held[: some.size].reshape(some.shape)
                 np.copyto(room, some, casting="unsafe")
                 add_rows(total[first : first + width], room)
         part[...] = total.reshape(part.shape)

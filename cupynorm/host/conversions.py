@@ -62,7 +62,7 @@ def narrow(values: Array, target: Array, scratch: Callable[[int], Array] | None 
         if halves is not None:
             np.copyto(target.view(np.uint16), halves.reshape(target.shape), casting="unsafe")
             return
-    if values.dtype == np.float32 and target.dtype.name in _FLOAT8:
+    if target.itemsize == 1 and values.dtype == np.float32 and target.dtype.name in _FLOAT8:
         np.copyto(
             target.view(np.uint8),
             _float8_bits(values, target.dtype.name).reshape(target.shape),
@@ -127,22 +127,25 @@ def _float16_bits(words: Array, scratch: Array) -> Array | None:
     return sums
 
 
-def round_quantized(values: Array, dtype: np.dtype[Any], out: Array) -> None:
+def round_quantized(values: Array, dtype: np.dtype[Any], out: Array, *, within: bool = False) -> None:
     """Write the nearest numbers of a quantised dtype, ties to even, saturated, to out; out may be values.
 
     nan stays nan in a float8 and is 0 in int8. A float8 of float32 comes from adding a number whose last place is that
-    of the float8, and subtracting it again.
+    of the float8, and subtracting it again. within: whether no value is nan, nor rounded beyond the dtype's numbers.
     """
     name, wide = dtype.name, values.dtype.type
-    if values.dtype != np.float32:
+    if name in _FLOAT8 and values.dtype != np.float32:
         np.copyto(out, _nearest(values, dtype))
         return
-    np.clip(values, wide(LEAST.get(name, -LARGEST[name])), wide(LARGEST[name]), out=out)
+    if not within:
+        values = np.clip(values, wide(LEAST.get(name, -LARGEST[name])), wide(LARGEST[name]), out=out)
     if name not in _FLOAT8:
-        np.rint(out, out=out)
-        if np.isnan(out.max()):
+        np.rint(values, out=out)
+        if not within and np.isnan(out.max()):
             np.copyto(out, 0, where=np.isnan(out))
         return
+    if values is not out:
+        np.copyto(out, values)
     fraction_bits, least_exponent = _FLOAT8[name]
     bits, size = out.view(np.int32), np.abs(out)
     np.clip(size, wide(2.0**least_exponent), None, out=size)

@@ -115,9 +115,9 @@ def _norm_alone(what: NormGradient, cols: int) -> None:
             given, tile = slope.seen(piece), rows.tile(piece)
             if dgamma is not None:
                 products = np.multiply(given, z, out=rows.space.take("products", *z.shape))
-                dgamma.add(rows.shaped(products, piece), tile)
+                dgamma.add(rows.shaped(products, piece), tile, rows.space)
             if dbeta is not None:
-                dbeta.add(rows.shaped(given, piece), tile)
+                dbeta.add(rows.shaped(given, piece), tile, rows.space)
             g = scaled(piece)
             along = rows.sums(g, z, along)
             if what.centred:

@@ -30,7 +30,7 @@ FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 # 0, nor has the sum, or the largest one's square, overflowed.
 LEAST_SUM, MOST_SUM = 0.1, 1e18
 # What log_softmax loses by the rounding of log(sum), up to half a unit, is seen from 8 on (without a pivot, results are
-# -0.7 and lower), unless results are as low: they are -log(sum^2 / sum of squares) and lower in the mean.
+# -0.7 and lower), unless results are as low: they are log(largest / sum) at most, or so much and lower in the mean.
 LARGE_SUM = math.exp(8)
 # Sums of squares between which none overflowed, and none that counts was flushed to 0, in float32.
 LEAST_SQUARES, MOST_SQUARES = 1e-30, 1e38
@@ -134,7 +134,7 @@ def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE, *, omit
         rows.mask(extras.mask)
         if omit:
             rows.drop_nan()
-        pivot, total, squares = powers_with_squares(rows)
+        pivot, total, largest = powers_with_largest(rows)
         rows.reset()
         if pivot is not None:
             rows.apply(np.subtract, pivot)
@@ -142,7 +142,7 @@ def log_softmax(x: Array, axes: int, out: Array, extras: Extras = ALONE, *, omit
         rows.apply(np.subtract, log_total)
         large = total > LARGE_SUM
         if np.count_nonzero(large):
-            large &= squares * squares > total * total * total
+            large &= largest * largest > total
             rows.apply(np.subtract, np.where(large, log_total - log_total.astype(rows.space.dtype), 0.0))
         if omit:
             rows.restore_nan()
@@ -201,15 +201,15 @@ def powers(rows: Rows) -> tuple[Array | None, Array]:
     return _with_pivots(rows, good, total), total
 
 
-def powers_with_squares(rows: Rows) -> tuple[Array | None, Array, Array]:
-    """Return what sums_of_powers() does, and the sums of the powers' squares; 0 where there is a pivot.
+def powers_with_largest(rows: Rows) -> tuple[Array | None, Array, Array]:
+    """Return what sums_of_powers() does, and the largest power, as sums_of() has it; 0 where there is a pivot.
 
     There is one where an element may have half of the sum: its logarithm is near to 0, and needs all its digits.
     """
-    total, squares = rows.sums_of(np.exp, squares=True)
-    good = squares < 0.25 * total * (total - LEAST_SUM)
+    total, largest = rows.sums_of(np.exp, largest=True)
+    good = (largest < 0.5 * (total - LEAST_SUM)) & (total <= MOST_SUM)
     pivots = _with_pivots(rows, good, total, kept=False)
-    return pivots, total, squares if pivots is None else np.where(pivots == 0, squares, 0.0)
+    return pivots, total, largest if pivots is None else np.where(pivots == 0, largest, 0.0)
 
 
 def sums_of_powers(rows: Rows) -> tuple[Array | None, Array]:
@@ -301,17 +301,25 @@ def _centre(
         mean = rows.exact_sum() / cols
         subtract_exactly(rows, mean)
         return mean, rows.sum_of_squares()
-    pivot = _pivots(rows) if centred else None
+    if centred:
+        mean = subtract_means(rows, cols, scale)
+        return mean, rows.sum_of_squares()
     if scale is not None:
         rows.apply(np.multiply, scale)
-        pivot = None if pivot is None else pivot * scale
-    if pivot is None:
-        squares = rows.sum_of_squares()
-        return np.zeros(squares.shape), squares
+    squares = rows.sum_of_squares()
+    return np.zeros(squares.shape), squares
+
+
+def subtract_means(rows: Rows, cols: int, scale: Array | None = None) -> Array:
+    """Multiply rows by a scale, and subtract their means, which are returned."""
+    pivot = _pivots(rows)
+    if scale is not None:
+        rows.apply(np.multiply, scale)
+        pivot = pivot * scale
     rows.apply(np.subtract, pivot)
     rest = rows.sum() / cols
     rows.apply(np.subtract, rest)
-    return rest + pivot, rows.sum_of_squares()
+    return np.asarray(rest + pivot)
 
 
 def _pivots(rows: Rows) -> Array:

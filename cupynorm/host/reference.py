@@ -381,7 +381,7 @@ def _round(values: Array, dtype: np.dtype[Any]) -> Array:
     middle of two bfloat16, and then to the wrong one: so the float32 is rounded to odd (Boldo and Melquiond
     2008), and an odd one is no such middle.
     """
-    if dtype.name != "bfloat16":
+    if dtype.kind == "f" or dtype.name != "bfloat16":  # NumPy makes a name anew whenever it is asked for
         return values
     near = values.astype(np.float32)
     bits = near.view(np.int32)

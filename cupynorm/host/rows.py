@@ -30,6 +30,9 @@ Array = np.ndarray[Any, Any]
 
 WIDE = 512  # columns from which on a broadcast operand is read where it lies, rather than by NumPy's buffers
 EXACT = 1 << 16  # elements that are converted to float64 at a time
+LEAST_SCALE = (
+    2.0**-126
+)  # from which on a scale has all digits, so that its row's largest element / scale is in range
 BUFFER = 8192  # elements of NumPy's buffers: a row of more is read where it lies
 
 
@@ -268,11 +271,15 @@ class Rows:
             return row_sums(self.values(), self.values())
         return joined(np.add, [row_sums(values, values) for _, values in self.each()])
 
-    def sums_of(self, step: np.ufunc, *, squares: bool = False) -> tuple[Array, Array]:
-        """Return the sum of step(element) over each row, in float64, and of its squares; elements are lost."""
+    def sums_of(self, step: np.ufunc, *, largest: bool = False) -> tuple[Array, Array]:
+        """Return the sum over each row of step(element), which is not negative, in float64; elements are lost.
+
+        largest: and the largest of these, or what takes less time: twice their mean, weighted by themselves. Where that
+        is below half of the sum, so is the largest.
+        """
         self.apply(step)
         total = self.sum()
-        return total, self.sum_of_squares() if squares else total
+        return total, 2 * self.sum_of_squares() / total if largest else total
 
     def sums(self, values: Array, others: Array | None = None, before: Array | None = None) -> Array:
         """Return the sum of each row of a piece, or of its products with another's elements, in float64.
@@ -418,6 +425,7 @@ class Rows:
         if how is None:
             return
         scale: Any = how.scale
+        within = False
         if scale is None:
             sizes = [
                 self.reduced(np.maximum, np.abs(values, out=self.space.take("sizes", *values.shape)))
@@ -427,10 +435,11 @@ class Rows:
             self.store_statistic(how.scales, largest / LARGEST[out.dtype.name])
             # elements are divided by the stored scale, by which the caller will multiply them
             scale = how.scales[self.at].astype(np.float64).reshape(-1)  # type: ignore[index]
+            within = bool((np.isfinite(scale) & ((scale >= LEAST_SCALE) | (scale == 0))).all())
         else:
             scale = np.full(math.prod(self.extents), scale)
         self.apply(np.divide, np.where(scale == 0, np.inf, scale))
-        self.then(lambda values, room, _: round_quantized(values, out.dtype, room))
+        self.then(lambda values, room, _: round_quantized(values, out.dtype, room, within=within))
 
     def write(self, out: Array, piece: Index, values: Array) -> None:
         """Write the elements of a piece, rounded once."""

@@ -14,7 +14,7 @@ import numpy as np
 
 from cupynorm.host.conversions import FEW, narrow, widen
 from cupynorm.host.row_sums import joined
-from cupynorm.host.rows import BUFFER, EXACT, WIDE, Rows, _cut, _whole, rows_of
+from cupynorm.host.rows import EXACT, WIDE, Rows, _cut, _whole, rows_of
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -33,7 +33,11 @@ COLUMNS = (
 )  # pieces have a multiple of so many, so that the order of summation follows from the columns alone
 WIDER = 4  # caches that a piece takes: long steps along memory win more than a cache does (docs/notes/060)
 FEW_ROWS = 256  # of a block that has no place in the result: 1 KiB of float32 is read at a time
+FLOAT64 = np.dtype(np.float64)
 MOST_ELEMENTS = 1 << 22  # of such a block, whose memory is kept
+RUN = (
+    1 << 13
+)  # bytes: what broadcasts over columns is repeated to so many, since each run costs what 1 KiB does
 RESHAPES_VIEWS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # whether reshape() takes copy=False
 
 
@@ -145,15 +149,43 @@ class Slab(Rows):
             self.then(lambda values, out, _: step(values, out=out))
             return
         of_rows = operand.astype(self.space.dtype)
-        self.then(lambda values, out, _: _each_column(step, values, of_rows, out))
+        self.then(lambda values, out, _: self._each_column(step, values, of_rows, out))
+
+    def _each_column(self, step: np.ufunc, values: Array, of_rows: Array, out: Array) -> None:
+        """Write step(values, of_rows) to out, of several columns at once where rows are few."""
+        outer, cols, rows = values.shape
+        operand = of_rows.reshape(outer, 1, rows)
+        together = _together(outer, cols, rows * values.itemsize)
+        whole = cols // together * together
+        apart = outer > 1 and whole < cols
+        if (
+            together == 1
+            or values.size <= FEW
+            or (apart and cols * rows <= FEW)
+            or not (values.flags.c_contiguous and out.flags.c_contiguous)
+        ):
+            step(values, operand, out=out)
+            return
+        several = self.space.take("several", outer, together, rows)
+        np.copyto(several, operand)
+        cut = (-1, together * rows)
+        if whole == cols:
+            step(values.reshape(outer, *cut), several.reshape(outer, 1, -1), out=out.reshape(outer, *cut))
+            return
+        # one after another: NumPy computes what has gaps, and is its own result, in memory that it fetches
+        for given, each, target in zip(values, several, out, strict=True):
+            step(given[:whole].reshape(cut), each.reshape(-1), out=target[:whole].reshape(cut))
+        step(values[:, whole:], operand, out=out[:, whole:])
 
     def step_columns(self, step: np.ufunc, values: Array, columns: Array, out: Array) -> None:
         """Write step(element, the column's operand) to out."""
-        rows = values.shape[2]
-        if rows >= COLUMNS:
+        outer, cols, rows = values.shape
+        if rows >= WIDE or (outer == 1 and rows >= COLUMNS):
             step(values, columns[:, None], out=out)
-        else:  # NumPy would begin anew with every column
-            step(values, np.repeat(columns, rows).reshape(values.shape[1:]), out=out)
+            return
+        several = self.space.take("columns", cols, rows)  # else NumPy begins anew with every column
+        np.copyto(several, columns[:, None])
+        step(values, several, out=out)
 
     def columns(self, operand: Array, piece: Index) -> Array:
         """Return the elements of what columns_of() gave for the columns of a piece."""
@@ -186,12 +218,12 @@ class Slab(Rows):
         """Return the sum of each row, in float64."""
         total: Array | None = None
         for _, values in self.each():
-            total = column_sums(values, None, total)
+            total = column_sums(values, None, total, self.space)
         return np.asarray(total)
 
     def exact_sum(self) -> Array:
         """Return the sum of each row, in which float32 values are added up in float64."""
-        wide = self.space.other("wide", np.dtype(np.float64))
+        wide = self.space.other("wide", FLOAT64)
         total: Array | None = None
         for _, values in self.each():
             outer, cols, inner = values.shape
@@ -200,20 +232,20 @@ class Slab(Rows):
                 some = values[:, begin : begin + together]
                 room = wide.take("room", *some.shape)
                 np.copyto(room, some)
-                total = column_sums(room, None, total)
+                total = column_sums(room, None, total, wide)
         return np.asarray(total)
 
     def sum_of_squares(self) -> Array:
         """Return the sum of the squares of each row, in float64."""
         total: Array | None = None
         for _, values in self.each():
-            total = column_sums(values, values, total)
+            total = column_sums(values, values, total, self.space)
         return np.asarray(total)
 
-    def sums_of(self, step: np.ufunc, *, squares: bool = False) -> tuple[Array, Array]:
-        """Return the sum of step(element) over each row, in float64, and of its squares; elements are not kept."""
+    def sums_of(self, step: np.ufunc, *, largest: bool = False) -> tuple[Array, Array]:
+        """Return the sum over each row of step(element), in float64, and the largest; elements are not kept."""
         total: Array | None = None
-        of_squares: Array | None = None
+        most: list[Array] = []
         last: Step = lambda values, out, _: step(values, out=out)  # noqa: E731
         steps = [*self._taken(), last]
         for piece in self.pieces:
@@ -222,14 +254,16 @@ class Slab(Rows):
             for each in steps:
                 each(values, room, piece)
                 values = room
-            total = column_sums(values, None, total)
-            if squares:
-                of_squares = column_sums(values, values, of_squares)
-        return np.asarray(total), np.asarray(of_squares)
+            total = column_sums(values, None, total, self.space)
+            if largest:
+                most.append(self.reduced(np.maximum, values))
+        return np.asarray(total), joined(np.maximum, most).astype(np.float64) if largest else np.asarray(
+            total
+        )
 
     def sums(self, values: Array, others: Array | None = None, before: Array | None = None) -> Array:
         """Return the sum of each row of a piece, or of its products with another's elements, in float64."""
-        return column_sums(values, others, before)
+        return column_sums(values, others, before, self.space)
 
     def reduced(self, step: np.ufunc, values: Array) -> Array:
         """Return the maximum or minimum of each row of a piece."""
@@ -264,6 +298,27 @@ class Slab(Rows):
         outer, inner = np.divmod(np.flatnonzero(which), values.shape[2])
         found: Array = values[outer, :, inner]
         return found
+
+
+class Passing(Slab):
+    """The same, of which nothing is kept: each pass begins with x, and only what it reads crosses to memory."""
+
+    __slots__ = ()
+
+    def __init__(
+        self, x: Array, at: Index, pieces: Sequence[Index], axes: int, space: Space, home: Array | None
+    ) -> None:
+        super().__init__(x, at, pieces, axes, space, home)
+        self.kept = False
+
+    def _advance(self, number: int, steps: Sequence[Step]) -> Array:
+        piece = self.pieces[number]
+        values = self.seen(piece)
+        room = self.space.take("passing", *values.shape)
+        for step in steps:
+            step(values, room, piece)
+            values = room
+        return values
 
 
 def _inner(x: Array, axes: int) -> int:
@@ -312,32 +367,30 @@ def _laid(part: Array, inner: int, axes: int) -> Array | None:
     return found if found.shape[2] == 1 or found.strides[2] == found.itemsize else None
 
 
-def _each_column(step: np.ufunc, values: Array, of_rows: Array, out: Array) -> None:
-    """Write step(values, of_rows) to out, of several columns at once where rows are few."""
-    outer, cols, rows = values.shape
-    operand = of_rows.reshape(outer, 1, rows)
-    together = min(cols, BUFFER // (outer * rows) + 1)
-    whole = cols // together * together
-    if rows >= WIDE or together == 1 or not (values.flags.c_contiguous and out.flags.c_contiguous):
-        step(values, operand, out=out)
-        return
-    cut = (outer, -1, together * rows)
-    step(values[:, :whole].reshape(cut), np.tile(operand, together), out=out[:, :whole].reshape(cut))
-    if whole < cols:
-        step(values[:, whole:], operand, out=out[:, whole:])
+def _together(outer: int, cols: int, row: int) -> int:
+    """Return of how many columns, of `row` bytes each, a run is: of RUN bytes, and of all columns where that is near.
+
+    Where there are several outer ones, a divisor of the columns leaves no gaps.
+    """
+    least = -(-RUN // row)
+    if least >= cols:
+        return cols
+    if outer == 1 or least == 1:
+        return least
+    return next((each for each in range(least, min(2 * least, least + EACH) + 1) if cols % each == 0), least)
 
 
-def column_sums(values: Array, others: Array | None = None, before: Array | None = None) -> Array:
+def column_sums(values: Array, others: Array | None, before: Array | None, space: Space) -> Array:
     """Return the sum of each row, or of its products with another's elements, in float64.
 
     Both are outer x columns x inner. before: what is added to, the sums of COLUMNS times any number of columns. The
-    order of summation depends on the number of columns alone.
+    order of summation depends on the number of columns alone. space: has room for what lies between.
     """
     outer, cols, rows = values.shape
     if rows == 1:  # NumPy would take one axis for one row, and add up in another order
         twice = None if others is None else np.repeat(others, 2, axis=2)
         start = None if before is None else np.repeat(before, 2)
-        return column_sums(np.repeat(values, 2, axis=2), twice, start)[::2]
+        return column_sums(np.repeat(values, 2, axis=2), twice, start, space)[::2]
     total: Any = 0.0 if before is None else before.reshape(outer, rows)
     begin = 0
     for columns in (COLUMNS, cols % COLUMNS // EACH * EACH):
@@ -345,14 +398,17 @@ def column_sums(values: Array, others: Array | None = None, before: Array | None
         if several:
             end, shape = begin + several * columns, (outer, several, -1, EACH, rows)
             some = values[:, begin:end].reshape(shape)
+            parts = space.take("parts", outer, several, EACH, rows)
             if others is None:
-                parts = np.add.reduce(some, axis=2)
+                np.add.reduce(some, axis=2, out=parts)
             else:
-                parts = np.einsum("akcer,akcer->aker", some, others[:, begin:end].reshape(shape))
-            found = np.add.reduce(parts, axis=2).astype(np.float64)
+                np.einsum("akcer,akcer->aker", some, others[:, begin:end].reshape(shape), out=parts)
+            sums = np.add.reduce(parts, axis=2, out=space.take("sums", outer, several, rows))
+            found = space.other("wide", FLOAT64).take("sums", outer, several, rows)
+            np.copyto(found, sums)
             if begin or before is not None:
                 found[:, 0] += total
-            total = found[:, 0] if several == 1 else np.add.reduce(found, axis=1)
+            total = np.add.reduce(found, axis=1)
             begin = end
         if begin == cols:
             return np.asarray(total).reshape(-1)

@@ -16,7 +16,15 @@ from cupynorm._values import NamedTuple
 from cupynorm.host import compiled
 from cupynorm.host.blocks import each_block
 from cupynorm.host.keeping import ALL, Keeping, KeptRows, each_kept, refuse_nan
-from cupynorm.host.ops import FLOAT32, FLOAT64, LEAST_SQUARES, MOST_SQUARES, _centre, type_of_arithmetic
+from cupynorm.host.ops import (
+    FLOAT32,
+    FLOAT64,
+    LEAST_SQUARES,
+    MOST_SQUARES,
+    _centre,
+    subtract_means,
+    type_of_arithmetic,
+)
 from cupynorm.host.reference import _columns, _round
 from cupynorm.host.row_sums import joined
 
@@ -172,44 +180,61 @@ def moments(x: Array, axes: int, ddof: float, results: Mapping[str, Array], keep
     cols = math.prod(x.shape[x.ndim - axes :])
     freedom = float(_freedom(cols, ddof))
 
+    higher = len(results) > 2  # noqa: PLR2004
+
     def work(rows: Rows) -> None:
-        middle, squares, unit = _deviations(rows, cols)
-        found = [np.where(np.isnan(squares), np.nan, middle), squares / freedom]
-        if len(results) > 2:  # noqa: PLR2004
-            rows.apply(np.multiply, 1 / np.where(squares > 0, unit, np.nan))
-            found += _higher(rows, cols)
+        least, most = SAFE_SQUARES[rows.space.dtype, higher]
+        mean, squares, *sums = _deviation_sums(rows, cols, higher=higher)
+        shape = _shape(squares, sums, cols)
+        good = (squares >= cols * least) & (squares < most)
+        if np.count_nonzero(good) < good.size:
+            bad = ~good
+            some = rows.again(bad)
+            scale = _scales(some)
+            again, of_squares, *sums = _deviation_sums(some, cols, scale, higher=higher)
+            mean[bad], squares[bad] = again / scale, of_squares / (scale * scale)
+            for each, part in zip(shape, _shape(of_squares, sums, cols), strict=True):
+                each[bad] = part
+        found = [np.where(np.isnan(squares), np.nan, mean), squares / freedom, *shape]
         for each, out in zip(found, results.values(), strict=False):
             rows.store_statistic(out, _round(each, out.dtype))
 
-    each_block(x, axes, type_of_arithmetic(x, *results.values()), work, alone=True)
+    each_block(x, axes, type_of_arithmetic(x, *results.values()), work, alone=True, kept=False)
 
 
-def _deviations(rows: Rows, cols: int) -> tuple[Array, Array, Array]:
-    """Subtract the means of rows; return these, the sums of squares, and the roots of those as the rows are now.
+# Of rows, by the type of arithmetic and whether fourth powers are summed up, too: the mean square below which terms
+# that count vanish, and the sum of squares beyond which a sum overflows.
+SAFE_SQUARES = {
+    (FLOAT32, False): (LEAST_SQUARES, MOST_SQUARES),
+    (FLOAT32, True): (1e-15, 1e18),
+    (FLOAT64, False): (1e-280, 1e300),
+    (FLOAT64, True): (1e-140, 1e150),
+}
 
-    Rows of float32 whose squares overflow or vanish are multiplied by a power of two first.
+
+def _deviation_sums(rows: Rows, cols: int, scale: Array | None = None, *, higher: bool) -> list[Array]:
+    """Return the means of rows, and the sums of their deviations' squares; `higher`: and of third and fourth powers.
+
+    scale: by which rows are multiplied first.
     """
-    middle, squares = _centre(rows, cols, centred=True)
-    unit = np.sqrt(squares)
-    bad = ~((squares < MOST_SQUARES) & (squares >= cols * LEAST_SQUARES))
-    if rows.space.dtype == FLOAT32 and np.count_nonzero(bad):
-        some = rows.again(bad)
-        scale = _scales(some)
-        found, sums = _centre(some, cols, scale, centred=True)
-        middle[bad], squares[bad], unit[bad] = found / scale, sums / (scale * scale), np.sqrt(sums)
-        rows.put(bad, some)
-    return middle, squares, unit
-
-
-def _higher(rows: Rows, cols: int) -> list[Array]:
-    """Return skewness and kurtosis of rows of deviations whose squares add up to 1."""
-    third: Array | None = None
-    fourth: Array | None = None
+    mean = subtract_means(rows, cols, scale)
+    if not higher:
+        return [mean, rows.sum_of_squares()]
+    sums: list[Array | None] = [None] * 3
     for _, values in rows.each():
         squares = np.square(values, out=rows.space.take("squares", *values.shape))
-        third = rows.sums(squares, values, third)
-        fourth = rows.sums(squares, squares, fourth)
-    return [np.asarray(third) * math.sqrt(cols), np.asarray(fourth) * cols - 3]
+        factors = None, values, squares
+        sums = [rows.sums(squares, each, sum_) for each, sum_ in zip(factors, sums, strict=True)]
+    return [mean, *map(np.asarray, sums)]
+
+
+def _shape(squares: Array, sums: Sequence[Array], cols: int) -> list[Array]:
+    """Return skewness and kurtosis, given the sums of deviations' powers: the second, and others; [] without these."""
+    if not sums:
+        return []
+    third, fourth = sums
+    square = np.where(squares > 0, squares, np.nan)
+    return [third * math.sqrt(cols) / (square * np.sqrt(square)), fourth * cols / (square * square) - 3]
 
 
 def _higher_of_kept(kept: KeptRows, of_rows: Centred) -> list[Array]:
@@ -330,29 +355,46 @@ def rescale(
     def work(rows: Rows) -> None:
         least = joined(np.minimum, [rows.reduced(np.minimum, each) for _, each in rows.each()])
         most = rows.max()
-        kind = rows.space.dtype.type
-        half = kind(0.5) * least
-        width = kind(0.5) * most - half
-        rows.apply(np.multiply, np.full(least.shape, 0.5))
-        rows.apply(np.subtract, half)
+        width = most - least
+        rows.apply(np.subtract, least)
         rows.apply(np.divide, np.where(width == 0, 1.0, width))
-
-        def scale(values: Array, target: Array, _: object) -> None:
-            rest = rows.space.take("rest", *values.shape)
-            np.multiply(values, kind(-low), out=rest)
-            rest += kind(low)
-            np.multiply(values, kind(high), out=target)
-            np.add(target, rest, out=target)
-
-        if low == 0:
-            rows.apply(np.multiply, np.full(least.shape, high))
-        else:
-            rows.then(scale)
+        finite = np.isfinite(width)
+        if np.count_nonzero(finite) < finite.size:
+            bad = ~finite
+            some = rows.again(bad)
+            _shares_of_halves(some, least[bad], most[bad])
+            rows.put(bad, some)
+        _scale_shares(rows, low, high)
         rows.store(out)
         rows.store_statistic(smallest, least)
         rows.store_statistic(largest, most)
 
     each_block(x, axes, type_of_arithmetic(x, out), work, out, alone=True)
+
+
+def _shares_of_halves(rows: Rows, least: Array, most: Array) -> None:
+    """Replace elements by (element - least) / (most - least), where that difference is not finite."""
+    half = 0.5 * least
+    rows.apply(np.multiply, np.full(least.shape, 0.5))
+    rows.apply(np.subtract, half)
+    rows.apply(np.divide, 0.5 * most - half)
+
+
+def _scale_shares(rows: Rows, low: float, high: float) -> None:
+    """Replace elements by low + (high - low) * element."""
+    kind = rows.space.dtype.type
+
+    def scale(values: Array, out: Array, _: object) -> None:
+        rest = rows.space.take("rest", *values.shape)
+        np.multiply(values, kind(-low), out=rest)
+        rest += kind(low)
+        np.multiply(values, kind(high), out=out)
+        np.add(out, rest, out=out)
+
+    if low:
+        rows.then(scale)
+    elif high != 1:
+        rows.then(lambda values, out, _: np.multiply(values, kind(high), out=out))
 
 
 def _rescale_kept(

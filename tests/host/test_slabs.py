@@ -14,6 +14,7 @@ from cupynorm._dtypes import DTYPES, dtype_of
 from cupynorm.catalog.bounds import TOLERANCES
 from cupynorm.host import reference, slabs
 from cupynorm.host.rows import rows_of
+from cupynorm.host.space import Space
 
 CALLS: dict[str, Callable[..., Any]] = {
     "layer_norm": lambda x, g, **how: cupynorm.layer_norm(x, g, 0.5, return_stats=True, **how),
@@ -136,7 +137,8 @@ def test_gradients_of_softmax(function: Any, shape: str, block: int, monkeypatch
 def test_sums_are_those_of_rows(rows: int, cols: int) -> None:
     values = normal(2, cols, rows, dtype="float32")
 
-    found = slabs.column_sums(values), slabs.column_sums(values, values)
+    space = Space(values.dtype)
+    found = tuple(slabs.column_sums(values, each, None, space) for each in (None, values))
 
     wide = values.astype(np.float64)
     scale = np.abs(wide).sum(1).reshape(-1)
@@ -167,3 +169,31 @@ def test_logsumexp_of_low_rows_keeps_no_copy() -> None:
 
     np.testing.assert_allclose(y, np.log(np.exp(x.astype(np.float64) + 900).sum(0)) - 900, 1e-6)
     assert peak < x.nbytes / 4
+
+
+@pytest.mark.parametrize("axis", [-1, 0, 1])
+@pytest.mark.parametrize(
+    ("dtype", "scale"), [("float32", 1e-12), ("float32", 1e16), ("float64", 1e-180), ("float64", 1e120)]
+)
+def test_skewness_and_kurtosis_of_powers_that_vanish_or_overflow(dtype: str, scale: float, axis: int) -> None:
+    x = normal(3, 90, 70, dtype="float64")
+    x[1] += 5.0
+    wanted = cupynorm.moments(x, axis=axis, order=4)
+
+    found = cupynorm.moments((x * scale).astype(dtype), axis=axis, order=4)
+
+    for each, exact in zip(found[2:], wanted[2:], strict=True):
+        np.testing.assert_allclose(each, exact, rtol=2e-5, atol=2e-5)
+
+
+@pytest.mark.parametrize("axis", [-1, 0])
+def test_a_scale_that_has_lost_digits_does_not_turn_signs(axis: int) -> None:
+    y = np.linspace(-1, 1, 64, dtype=np.float32) * np.float32(2e-43)
+    x = np.ascontiguousarray(np.stack([y, -y, y]) if axis == -1 else np.stack([y, -y, y], axis=1))
+
+    found, scales = cupynorm.rms_norm(x, eps=1.0, axis=axis, quantize="int8")
+
+    assert (scales > 0).all()
+    assert (scales < 1e-44).all()
+    assert np.array_equal(np.sign(found.astype(int)) * np.sign(x), np.abs(np.sign(found)))
+    assert (found.min(), found.max()) == (-128, 127)
