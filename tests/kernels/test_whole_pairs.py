@@ -1,0 +1,98 @@
+"""Gradients of rows apart that wait as pairs, as they were loaded: on the simulator, against float64 of NumPy arrays."""
+
+from __future__ import annotations
+
+import dataclasses
+import itertools
+from typing import Any
+
+import numpy as np
+import pytest
+
+import cupynorm
+from cupynorm._dtypes import compute_dtype, dtype_of
+from cupynorm.invoke import row_ops
+from cupynorm.plan.config import EVENLY, Plan
+from tests import simulator
+from tests.sampling import in_pairs
+from tests.simulator import cupy, simulated  # noqa: F401  a fixture
+from tests.tilings_apart import tiling_apart
+
+DIGITS = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-12}
+# columns; neighbouring rows and elements of a thread, threads side by side, threads of a block, blocks of a row
+# (0: of the grid); how many tiles of such rows
+TILINGS = {
+    "one row, one element": (8, (1, 1, 8, 64, 1), 2),
+    "a part that is shorter": (90, (2, 24, 8, 32, 1), 2),
+    "a cluster": (250, (4, 16, 16, 128, 2), 2),
+    "a cluster, one row": (120, (1, 32, 16, 64, 1), 2),
+    "parts of one element": (101, (2, 13, 8, 64, 1), 2),
+    "the grid": (400, (4, 12, 16, 64, 0), 2),
+    "the grid, all elements": (384, (4, 12, 16, 64, 0), 2),
+    "the grid, many tiles": (250, (2, 16, 8, 64, 0), 300),
+}
+CALLS = ("softmax", "log_softmax", "layer_norm", "rms_norm", "layer_norm without gamma")
+
+
+@pytest.fixture(autouse=True)
+def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
+    monkeypatch.setattr(simulator.settings, "schedules", ("forward", "reverse"))
+    return simulated
+
+
+def plan_of(cols: int, numbers: tuple[int, ...], dtype: str) -> Plan:
+    vector, elements, lanes, block, ctas = numbers
+    group, size = block // lanes, dtype_of(dtype).itemsize
+    elements = min(elements, {2: 96, 4: 32, 8: 16}[size] // vector)
+    least = -(-cols // (elements * group))
+    shared = least if ctas else max(2, least)
+    variant = "" if ctas else "split"
+    share = -(-cols // shared)
+    plan = tiling_apart(vector, -(-share // group), lanes, block, shared, variant=variant)
+    return dataclasses.replace(plan, vector=1) if size == 8 else plan
+
+
+class Given:
+    """Arrays of [outer, cols, inner]; some rows of the last tile are not there, and a thread has all or none."""
+
+    def __init__(self, cols: int, numbers: tuple[int, ...], tiles: int, dtype: str) -> None:
+        kind, beside = dtype_of(dtype), numbers[0] * numbers[2]
+        shape = (max(2, tiles // 2), cols, beside + 4) if tiles < 100 else (tiles, cols, beside)
+        rng = np.random.default_rng(cols)
+        self.dy = rng.standard_normal(shape).astype(kind)
+        self.x = rng.standard_normal(shape).astype(kind)
+        self.y = rng.uniform(0, 2 / cols, shape).astype(kind)
+        self.gamma = rng.uniform(0.5, 2, cols).astype(kind)
+        rows, compute = (shape[0], shape[2]), compute_dtype(kind, kind)
+        self.mean, self.rstd = rng.standard_normal(rows).astype(compute), rng.uniform(0.5, 2, rows).astype(compute)
+
+    def call(self, name: str, of: Any, **options: Any) -> Any:
+        """Return the gradient along the middle axis. of: what becomes of each array first."""
+        options["axis"] = 1
+        dy, x, y, gamma, mean, rstd = map(of, (self.dy, self.x, self.y, self.gamma, self.mean, self.rstd))
+        if name == "softmax":
+            return cupynorm.softmax_backward(dy, y, **options)
+        if name == "log_softmax":
+            return cupynorm.log_softmax_backward(dy, x, **options)
+        if name == "rms_norm":
+            return cupynorm.rms_norm_backward(dy, x, gamma, rstd, parameters=False, **options)[0]
+        gamma = None if name == "layer_norm without gamma" else gamma
+        return cupynorm.layer_norm_backward(dy, x, gamma, mean, rstd, parameters=False, **options)[0]
+
+
+def agrees(given: Given, name: str, plan: Plan, dtype: str, **options: Any) -> None:
+    with row_ops.observed() as plans:
+        found = cupy.asnumpy(given.call(name, cupy.asarray, plan=plan, **options))
+    assert [each.waits for each in plans] == [EVENLY], plans
+    wanted = given.call(name, lambda each: each.astype(np.float64))
+    scale = float(np.abs(wanted).max())
+    np.testing.assert_allclose(
+        found.astype(np.float64), wanted, rtol=DIGITS[dtype], atol=DIGITS[dtype] * scale
+    )
+
+
+@pytest.mark.parametrize("case", in_pairs(TILINGS, DIGITS, CALLS), ids=" ".join)
+def test_gradients(case: tuple[str, str, str]) -> None:
+    name, dtype, call = case
+    cols, numbers, tiles = TILINGS[name]
+    agrees(Given(cols, numbers, tiles, dtype), call, plan_of(cols, numbers, dtype), dtype)
