@@ -16,7 +16,12 @@ if TYPE_CHECKING:
 
 SOFTMAX_BACKWARD = RowOp("softmax_backward", "ops/backward.cuh", "SoftmaxBackward", fields=2, of_sums=True)
 LOG_SOFTMAX_BACKWARD = RowOp(
-    "log_softmax_backward", "ops/backward.cuh", "LogSoftmaxBackward", fields=2, late_exponential=True, of_sums=True
+    "log_softmax_backward",
+    "ops/backward.cuh",
+    "LogSoftmaxBackward",
+    fields=2,
+    late_exponential=True,
+    of_sums=True,
 )
 LAYER_NORM_BACKWARD = RowOp(
     "layer_norm_backward", "ops/backward.cuh", "LayerNormBackward", fields=2, of_sums=True

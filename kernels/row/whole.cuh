@@ -73,10 +73,10 @@ inline constexpr bool wait_packed() {
   return Shape::kOfGrid || Shape::kVector * Shape::kElements > 64 || !(Shape::kAlone || kMerges || kCounts);
 }
 
-// Whether an operand of each element waits beside x, both as they were loaded, and elements are computed again from both
-// for the results. Then blocks of the grid load both of the next tile as they store results, and pairs of numbers of 16
-// bits have twice as much room (docs/notes/091). Not where a single number of 32 bits would be two, or where States of
-// parts would be merged in many steps.
+// Whether an operand of each element waits beside x, both as they were loaded, and elements are computed from both once
+// more for the results. Then blocks of the grid load both of the next tile as they store results, and pairs of numbers
+// of 16 bits have twice as much room (docs/notes/091). Not where a single number of 32 bits would be two, or where
+// States of parts would be merged in many steps.
 template <class Op, class Load, class Shape>
 inline constexpr bool hold_operands() {
   if constexpr (!Load::kMayHoldOperands) return false;
@@ -139,7 +139,8 @@ struct WholeRows {
   const TilePart& at;
   const Places places;
   HeldRows<Load, Shape>& loaded;
-  HeldOperands<AnyOp, Load, Shape>& operands;
+  // not a reference to nothing, which changes the registers of others
+  typename Conditional<kHoldsOperands, HeldOperands<AnyOp, Load, Shape>&, NoColumns>::Type operands;
   int part, lane, down;     // this block's number of those that share the rows; the thread's rows, and its columns
   int begin, held, first;   // the block's first column, how many it has, and the thread's first
   bool here;                // whether the thread has rows: all of a vector, or none. Else it reads the first ones
@@ -525,8 +526,8 @@ struct WholeRows {
 };
 
 // Where blocks of the grid go through tiles, each element's place in `loaded` and `operands` gets that of the next tile
-// as soon as its result is stored. All threads must call, with the mbarriers that reduce_apart takes, and shared memory that the
-// planner counts (cupynorm/plan/variants/across.py). Returns whether there is a next tile.
+// as soon as its result is stored. All threads must call, with the mbarriers that reduce_apart takes, and shared memory
+// that the planner counts (cupynorm/plan/variants/across.py). Returns whether there is a next tile.
 template <class AnyOp, class Load, class Store, class Shape>
 inline bool go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsigned char* shared, Mbarrier* mbarriers,
     const TilePart& at, GridMeeting* meeting, HeldRows<Load, Shape>& loaded,
