@@ -11,9 +11,13 @@ import pytest
 import cupynorm
 from cupynorm._dtypes import compute_dtype, dtype_of
 from cupynorm.invoke import row_ops
+from cupynorm.lower.backward import LOG_SOFTMAX_BACKWARD
 from cupynorm.plan.config import EVENLY, Plan
 from cupynorm.plan.limits import RECORDED
+from cupynorm.runtime import nvrtc
 from tests import simulator
+from tests.build_gate import compile_first_choices, compiled
+from tests.plan.test_pairs import of_norm, of_softmax, planned
 from tests.sampling import in_pairs
 from tests.simulator import cupy
 from tests.tilings_apart import tiling_apart
@@ -148,3 +152,20 @@ def test_infinite_and_missing_numbers_stay_in_their_rows() -> None:
     found = cupy.asnumpy(found).astype(np.float64)
     assert np.isnan(wanted).sum() > cols
     np.testing.assert_allclose(found, wanted, rtol=4e-3, atol=4e-3 * float(np.abs(given.dy[1]).sum(0).max()))
+
+
+@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+def test_pairs_of_halves_take_a_register_each_and_none_is_spilled() -> None:
+    specs = [
+        of_softmax(16384),
+        of_softmax(16384, "bfloat16", LOG_SOFTMAX_BACKWARD),
+        of_norm(16384),
+        of_norm(4096, "float32"),
+    ]
+    compile_first_choices([(spec, "h100", None) for spec in specs], "90")
+    for spec in specs:
+        plan = planned(spec.problem)
+        kernel = compiled(spec, plan, "90")
+        pairs = plan.vector * plan.vectors
+        assert (plan.variant, pairs) == ("split", 32 if spec.problem.load_bytes == 4 else 64)
+        assert (kernel.stack_bytes, kernel.registers <= 128) == (0, True)  # as numbers they took 128 alone
