@@ -16,7 +16,7 @@ from cupynorm.plan.config import EVENLY, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.runtime import nvrtc
 from tests import simulator
-from tests.build_gate import compile_first_choices, compiled
+from tests.build_gate import code_of, compile_first_choices, compiled, nvdisasm
 from tests.plan.test_pairs import of_norm, of_softmax, planned
 from tests.sampling import in_pairs
 from tests.simulator import cupy
@@ -169,3 +169,16 @@ def test_pairs_of_halves_take_a_register_each_and_none_is_spilled() -> None:
         pairs = plan.vector * plan.vectors
         assert (plan.variant, pairs) == ("split", 32 if spec.problem.load_bytes == 4 else 64)
         assert (kernel.stack_bytes, kernel.registers <= 128) == (0, True)  # as numbers they took 128 alone
+
+
+@pytest.mark.skipif(
+    nvrtc.available(13) is None or nvdisasm() is None, reason="no NVRTC 13, or no disassembler"
+)
+@pytest.mark.parametrize("cols", [4096, 16384])
+def test_blocks_of_the_grid_load_both_arrays_of_the_next_tile_as_they_store(cols: int) -> None:
+    spec = of_softmax(cols, "float32")
+    plan = planned(spec.problem)
+    code = code_of(compiled(spec, plan, "90", 13), "90")
+    assert plan.vector == 2
+    # of the first tile, and of any next one, and one of a message; 3 of each element where y came with its tile
+    assert code.accesses["LDG", 8] == 2 * 2 * plan.vectors + 1
