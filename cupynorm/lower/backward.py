@@ -14,12 +14,19 @@ from cupynorm.lower.tracing import traced
 if TYPE_CHECKING:
     from cupynorm.lower.expressions import Expression
 
-SOFTMAX_BACKWARD = RowOp("softmax_backward", "ops/backward.cuh", "SoftmaxBackward", fields=2)
+SOFTMAX_BACKWARD = RowOp("softmax_backward", "ops/backward.cuh", "SoftmaxBackward", fields=2, of_sums=True)
 LOG_SOFTMAX_BACKWARD = RowOp(
-    "log_softmax_backward", "ops/backward.cuh", "LogSoftmaxBackward", fields=2, late_exponential=True
+    "log_softmax_backward",
+    "ops/backward.cuh",
+    "LogSoftmaxBackward",
+    fields=2,
+    late_exponential=True,
+    of_sums=True,
 )
-LAYER_NORM_BACKWARD = RowOp("layer_norm_backward", "ops/backward.cuh", "LayerNormBackward", fields=2)
-RMS_NORM_BACKWARD = RowOp("rms_norm_backward", "ops/backward.cuh", "RmsNormBackward", fields=2)
+LAYER_NORM_BACKWARD = RowOp(
+    "layer_norm_backward", "ops/backward.cuh", "LayerNormBackward", fields=2, of_sums=True
+)
+RMS_NORM_BACKWARD = RowOp("rms_norm_backward", "ops/backward.cuh", "RmsNormBackward", fields=2, of_sums=True)
 
 FIELD_SUMS = RowOp("field_sums", "ops/backward.cuh", "FieldSums", stats=("first", "second"), fields=2)
 

@@ -46,7 +46,9 @@ class Expression:
     @property
     def has_few_steps(self) -> bool:
         """Whether it costs so little that it may be computed twice: kFewSteps in io/fused_load.cuh."""
-        return len(self.steps) <= MOST_FEW_STEPS and all(step.operation in CHEAP for step in self.steps)
+        return len(self.steps) <= MOST_FEW_STEPS * self.outputs and all(
+            step.operation in CHEAP for step in self.steps
+        )
 
     @property
     def key(self) -> str:

@@ -136,6 +136,7 @@ def fused_spec(
         sums_of_bytes=op.sums_of_bytes,
         row_numbers=op.row_numbers,
         waits_as_loaded=_waits_as_loaded(what, axes),
+        holds_operands=op.of_sums and problem.in_steps and _may_hold_operands(what, axes),
         extra_registers=problem.extra_registers + op.registers + sum(map(_registers_of, functions)),
         staged_operand_bytes=_staged_bytes(what, axes, vectors, order),
     )
@@ -255,9 +256,18 @@ def _loaded(x: View, what: Around) -> Around:
 
 def _waits_as_loaded(what: Around, axes: int) -> bool:
     """Say whether what the op is given takes few steps, of x and numbers of its row: kWaitsAsLoaded of a Load."""
+    return _has_few_steps(what) and all(_is_of_row(each, axes) for each in what.load_operands)
+
+
+def _may_hold_operands(what: Around, axes: int) -> bool:
+    """Say whether it takes few steps, of x and operands of each element as well: kMayHoldOperands of a Load."""
+    of_elements = not all(_is_of_row(each, axes) for each in what.load_operands)
+    return _has_few_steps(what) and of_elements and what.mask is None and what.loaded is None
+
+
+def _has_few_steps(what: Around) -> bool:
     function = what.load or IDENTITY
-    per_row = all(_is_of_row(each, axes) for each in what.load_operands)
-    return isinstance(function, Expression) and function.has_few_steps and per_row
+    return isinstance(function, Expression) and function.has_few_steps
 
 
 def _is_of_row(given: Operand, axes: int) -> bool:

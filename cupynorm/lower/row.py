@@ -39,7 +39,7 @@ class RowOp:
     another number in its place. fields: how many numbers an element has (Element in kernels/ops/contract.cuh). numbers:
     those that the struct holds behind eps. options: the struct's template arguments behind the type of arithmetic.
     registers: what it takes beyond others where something is fused around it. late_exponential, early_exponential,
-    rounds, sums_of_bytes, row_numbers: as in Problem.
+    rounds, sums_of_bytes, row_numbers: as in Problem. of_sums: kOfSums in kernels/ops/contract.cuh.
     """
 
     name: str
@@ -58,6 +58,7 @@ class RowOp:
     rounds: bool = False
     sums_of_bytes: bool = False
     row_numbers: int = MOST_ROW_NUMBERS
+    of_sums: bool = False
 
     def mirror(self, compute: Dtype, stats: Sequence[int], eps: float | tuple[float, ...]) -> Struct:
         """Return the mirror of the op's struct: a pointer for each statistic (0: not wanted), then eps and `numbers`.

@@ -42,6 +42,9 @@ class Problem:
         Nothing is loaded but x, as it is.
     waits_as_loaded
         What the op is given takes few steps, of x and numbers of its row: x itself may wait, and they are taken again.
+    holds_operands
+        For rows whose elements lie apart, in steps: what the op is given takes few steps, of x and of operands of each
+        element, which may wait beside x as they were loaded, and it takes sums of that (kernels/row/whole.cuh).
     extra_registers
         Registers that the fused arithmetic needs.
     interval_mask, band_cols
@@ -100,6 +103,7 @@ class Problem:
     outputs: int = 1
     direct_load: bool = True
     waits_as_loaded: bool = False
+    holds_operands: bool = False
     extra_registers: int = 0
     interval_mask: bool = False
     band_cols: int = 0

@@ -64,6 +64,9 @@ struct FusedLoad : Cols {
       kWaitsAsLoaded = kHasFewSteps<Function> && Operands_::kPerRow, kIdentity = kIsIdentity<Function>,
       kInSteps = kEvenlyApart<Cols> && Operands_::kInSteps && Mask_::kInSteps && Keep::kInSteps;
   static constexpr bool kOperandsPerRow = Operands_::kPerRow, kMaskBytes = Mask_::kBytes;
+  // Whether an operand of each element may wait as it was loaded, too, and elements be computed again from both.
+  static constexpr bool kMayHoldOperands =
+      kHasFewSteps<Function> && Operands_::kOfElements == 1 && !kDrops && !kStoresComputed;
   static constexpr int kDrawn = Operands_::kDrawn;
   static_assert(kDrawn <= 1, "two dropouts would have the same places (row/drawn.cuh)");
   static constexpr bool kAlone = kOperandsPerRow && !kDrops && !kStoresComputed;  // x and numbers of its rows

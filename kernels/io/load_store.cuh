@@ -13,7 +13,7 @@ struct DirectLoad : Cols {
   using Type = T;
   using Precision = T;
   static constexpr bool kDirect = true, kDrops = false, kInterval = false, kStoresComputed = false,
-      kWaitsAsLoaded = true, kAdjacent = kIsAdjacent<Cols>;
+      kWaitsAsLoaded = true, kMayHoldOperands = false, kAdjacent = kIsAdjacent<Cols>;
   const T* pointer;  // first element of the first row
   Strided<kAxes> rows;
 

@@ -7,7 +7,7 @@ namespace cupynorm {
 // Several operands; values of operand k are row k of x.
 template <class... Operands_>
 struct Operands {
-  static constexpr int kCount = 0, kBytes = 2, kDrawn = 0;
+  static constexpr int kCount = 0, kBytes = 2, kDrawn = 0, kOfElements = 0;
   static constexpr bool kPerRow = true, kInSteps = true;
   template <int N>
   using Packed = NoColumns;
@@ -50,7 +50,8 @@ struct Operands<First, Rest...> {
   using Others = Operands<Rest...>;
   static constexpr int kCount = 1 + Others::kCount,
       kBytes = First::kBytes > Others::kBytes ? First::kBytes : Others::kBytes,
-      kDrawn = kIsDrawn<First> + Others::kDrawn;  // dropouts
+      kDrawn = kIsDrawn<First> + Others::kDrawn,  // dropouts
+      kOfElements = !(First::kPerRow || kOfColumns<First>) + Others::kOfElements;
   static constexpr bool kPerRow = First::kPerRow && Others::kPerRow,
       kInSteps = kLoadsInSteps<First> && Others::kInSteps;
   First first;

@@ -14,6 +14,7 @@ struct OfSums : RowOp {
   struct State {
     T sum[kSums];
   };
+  static constexpr bool kOfSums = true;
 
   static Element padding() { return {0, 0}; }  // nothing is added for it
   static State identity() { return {}; }
@@ -166,7 +167,7 @@ struct FieldSums : OfSums<FieldSums<T>, T, 2> {
   T* first;   // one per row, or null if nobody asked
   T* second;  // likewise
 
-  static constexpr bool kHasArguments = true;
+  static constexpr bool kHasArguments = true, kOfSums = false;  // nothing is computed again
   static void add(Element e, T (&sum)[2]) { sum[0] += e.of[0], sum[1] += e.of[1]; }
 
   template <typename Cols>

@@ -32,6 +32,7 @@
 //
 // Facts
 //   kHasArguments                Whether the struct has members, which come with the launch: they take registers.
+//   kOfSums                      A State is nothing but sums over the elements, so parts of a row cost no more than it.
 //
 // Optional, kHasPivot: statistics of x - pivot, where the pivot is an element of the row, so that no digits are lost
 //   pivot_of(few[N], Precision())
@@ -119,7 +120,7 @@ constexpr unsigned kRoundNext = 1, kStepNext = 2;
 struct RowOp {
   static constexpr bool kHasArguments = false, kHasPivot = false, kOwnNumber = false, kTwoPass = false,
       kMaskable = false, kExtends = false, kRounds = false, kSearches = false, kMayEnd = false,
-      kAddsUp = false, kCountsAllKept = false, kMapsPadding = false;
+      kAddsUp = false, kCountsAllKept = false, kMapsPadding = false, kOfSums = false;
 
   template <class State, typename T>
   static State rebase(State s, T, T) {

@@ -525,8 +525,10 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   if (has_ended(a.op, a.rows)) return;
   if constexpr (are_whole<Op, Load, Store, Shape>()) {
     HeldRows<Load, Shape> loaded;
+    HeldOperands<Op, Load, Shape> operands;
     go_through_tiles<Op, Shape>(a.store, a.rows, [&](const TilePart& at, GridMeeting* meeting) {
-      return go_through_whole_rows<Op, Load, Store, Shape>(a, shared_memory, mbarriers, at, meeting, loaded);
+      return go_through_whole_rows<Op, Load, Store, Shape>(
+          a, shared_memory, mbarriers, at, meeting, loaded, operands);
     });
   } else {
     go_through_tiles<Op, Shape>(a.store, a.rows, [&](const TilePart& at, GridMeeting* meeting) {

@@ -73,9 +73,24 @@ inline constexpr bool wait_packed() {
   return Shape::kOfGrid || Shape::kVector * Shape::kElements > 64 || !(Shape::kAlone || kMerges || kCounts);
 }
 
-// Rows of a thread as they were loaded.
+// Whether an operand of each element waits beside x, both as they were loaded, and elements are computed from both once
+// more for the results. Then blocks of the grid load both of the next tile as they store results, and pairs of numbers
+// of 16 bits have twice as much room (docs/notes/091). Not where a single number of 32 bits would be two, or where
+// States of parts would be merged in many steps.
+template <class Op, class Load, class Shape>
+inline constexpr bool hold_operands() {
+  if constexpr (!Load::kMayHoldOperands) return false;
+  constexpr bool kHalves = sizeof(typename Load::Type) == 2;
+  if constexpr (ElementTraits<ElementOf<Op>>::kFields == 1) return Shape::kOfGrid && kHalves;
+  else return Op::kOfSums && (Shape::kOfGrid || (kHalves && !Shape::kAlone));
+}
+
+// Rows of a thread as they were loaded, and the operands of their elements where they wait, too.
 template <class Load, class Shape>
 using HeldRows = Vector<typename Load::Type, Shape::kVector>[Shape::kElements];
+template <class Op, class Load, class Shape>
+using HeldOperands = typename Conditional<hold_operands<Op, Load, Shape>(),
+    typename Load::template OperandsBeside<Shape::kVector>[Shape::kElements], NoColumns>::Type;
 
 // Whether a mask is known to keep all elements that a warp has.
 template <bool kKeepsAll_>
@@ -90,8 +105,9 @@ struct WholeRows {
   static constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kLanes = Shape::kLanes,
       kDown = Shape::kDown, kRound = kElements * kDown, kSure = Shape::kSure;
   // What waits packed is computed kPart elements at a time: fewer where more is asked of each, and registers are few.
-  static constexpr bool kPacked = wait_packed<AnyOp, Load, Shape>();
-  static constexpr int kAtATime = Load::kDrops || AnyOp::kAddsUp ? 16 : 32,
+  static constexpr bool kHoldsOperands = hold_operands<AnyOp, Load, Shape>(),
+      kPacked = wait_packed<AnyOp, Load, Shape>() || kHoldsOperands;
+  static constexpr int kAtATime = Load::kDrops || AnyOp::kAddsUp || kHoldsOperands ? 16 : 32,
       kPart = kPacked ? part_of_elements(kElements, kAtATime / kVector) : kElements;
   using Own = OpOfHalves<AnyOp, kPacked && Load::kIdentity && kAreHalves<typename Load::Type>>;
   using Op = typename Own::Type;
@@ -123,6 +139,8 @@ struct WholeRows {
   const TilePart& at;
   const Places places;
   HeldRows<Load, Shape>& loaded;
+  // not a reference to nothing, which changes the registers of others
+  typename Conditional<kHoldsOperands, HeldOperands<AnyOp, Load, Shape>&, NoColumns>::Type operands;
   int part, lane, down;     // this block's number of those that share the rows; the thread's rows, and its columns
   int begin, held, first;   // the block's first column, how many it has, and the thread's first
   bool here;                // whether the thread has rows: all of a vector, or none. Else it reads the first ones
@@ -138,8 +156,8 @@ struct WholeRows {
   typename ScaleOf<Store>::Type scales[kVector];
 
   WholeRows(const Arguments<AnyOp, Load, Store>& a, const Places& places, const TilePart& at,
-      HeldRows<Load, Shape>& loaded)
-      : a(a), at(at), places(places), loaded(loaded), part(at.part) {
+      HeldRows<Load, Shape>& loaded, HeldOperands<AnyOp, Load, Shape>& operands)
+      : a(a), at(at), places(places), loaded(loaded), operands(operands), part(at.part) {
     int thread = threadIdx.x;
     if constexpr (Shape::kOfGrid) make_opaque(part), make_opaque(thread);  // each tile anew, as the meeting's addresses
     lane = thread % kLanes, down = thread / kLanes;
@@ -184,12 +202,17 @@ struct WholeRows {
   bool reads(const Bounds<int>& read, int j) const {
     return !Load::kInterval || (j * kDown >= read.begin && j * kDown < read.end);
   }
-  // kWithin: none lies outside of what a mask keeps.
-  template <bool kWithin = false>
+  // kWithin: none lies outside of what a mask keeps. kNext: operands of columns are there from the tile before.
+  template <bool kWithin = false, bool kNext = false>
   void fetch(const Sources& sources, const Bounds<int>& read, int j) {
     if constexpr (Load::kInterval && !kWithin) loaded[j] = {};
     if (!kWithin && !reads(read, j)) return;
-    loaded[j] = Load::template load_x_across<kVector>(sources, Step<kDown>{has(j) ? j : 0});
+    const Step<kDown> step = {has(j) ? j : 0};
+    loaded[j] = Load::template load_x_across<kVector>(sources, step);
+    if constexpr (kHoldsOperands) {
+      if constexpr (kNext) Load::template load_rows_operands_across<kVector>(sources, step, operands[j]);
+      else Load::template load_operands_across<kVector>(sources, step, operands[j]);
+    }
   }
   void prefetch_next() const {
     prefetch_tile<Shape>(a.load, a.rows, at.next, [&](auto& source) { source.begin_at(first); },
@@ -294,6 +317,9 @@ struct WholeRows {
     if constexpr (Load::kOperandsPerRow) {
 #pragma unroll
       for (int j = 0; j < kPart; ++j) take_one(from, j, {}, pads);
+    } else if constexpr (kHoldsOperands) {
+#pragma unroll
+      for (int j = 0; j < kPart; ++j) take_one(from, j, operands[from + j], pads);
     } else {
       constexpr int kBatch = part_of_elements(kPart, 64 / (kVector * int(sizeof(typename Load::Type))));
       Operands operands[2][kBatch];
@@ -471,7 +497,7 @@ struct WholeRows {
             store_at<kVector>(targets, y, from + j);
           }
         }
-        if constexpr (kNext) fetch(next, read_next, from + j);
+        if constexpr (kNext) fetch<false, true>(next, read_next, from + j);
       }
     }
   }
@@ -499,14 +525,15 @@ struct WholeRows {
   }
 };
 
-// Where blocks of the grid go through tiles, each element's place in `loaded` gets that of the next tile as soon as its
-// result is stored. All threads must call, with the mbarriers that reduce_apart takes, and shared memory that the
-// planner counts (cupynorm/plan/variants/across.py). Returns whether there is a next tile.
+// Where blocks of the grid go through tiles, each element's place in `loaded` and `operands` gets that of the next tile
+// as soon as its result is stored. All threads must call, with the mbarriers that reduce_apart takes, and shared memory
+// that the planner counts (cupynorm/plan/variants/across.py). Returns whether there is a next tile.
 template <class AnyOp, class Load, class Store, class Shape>
 inline bool go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsigned char* shared, Mbarrier* mbarriers,
-    const TilePart& at, GridMeeting* meeting, HeldRows<Load, Shape>& loaded) {
+    const TilePart& at, GridMeeting* meeting, HeldRows<Load, Shape>& loaded,
+    HeldOperands<AnyOp, Load, Shape>& operands) {
   using Rows = WholeRows<AnyOp, Load, Store, Shape>;
-  Rows rows(a, {shared, mbarriers, meeting}, at, loaded);
+  Rows rows(a, {shared, mbarriers, meeting}, at, loaded, operands);
   rows.load();
   rows.summarize();
   rows.finish();

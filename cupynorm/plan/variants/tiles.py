@@ -81,7 +81,7 @@ def most_numbers(problem: Problem) -> int:
     """
     if problem.column_sums:
         return MAX_PACKED_ACROSS
-    packed = problem.waits_as_loaded and problem.load_bytes == PACKED_BYTES
+    packed = (problem.waits_as_loaded or problem.holds_operands) and problem.load_bytes == PACKED_BYTES
     return MAX_PACKED_ACROSS if packed else MAX_NUMBERS_ACROSS
 
 
@@ -118,10 +118,11 @@ def elements_held(question: Question, numbers: int) -> int:
 def part_of(problem: Problem, ctas: int, group: int, vector: int) -> int:
     """Return how many elements of each row a thread has, where so many blocks and threads of each share a row.
 
-    More than MAX_NUMBERS_ACROSS numbers are computed in parts of equal length.
+    More than MAX_NUMBERS_ACROSS numbers are computed in parts of equal length, and so is what waits with operands.
     """
     part = math.ceil(math.ceil(problem.cols / ctas) / group)
-    return in_parts(part) if part * vector > MAX_NUMBERS_ACROSS else part
+    in_equal_parts = part * vector > MAX_NUMBERS_ACROSS or problem.holds_operands
+    return in_parts(part) if in_equal_parts else part
 
 
 def in_parts(elements: int) -> int:
@@ -131,7 +132,8 @@ def in_parts(elements: int) -> int:
 
 def waits_packed(problem: Problem) -> bool:
     """Say whether x waits two elements in a register, and something that is loaded waits beside it."""
-    return bool(problem.load_operands) and most_numbers(problem) == MAX_PACKED_ACROSS
+    packed = most_numbers(problem) == MAX_PACKED_ACROSS and not problem.holds_operands
+    return bool(problem.load_operands) and packed
 
 
 def bytes_beside(problem: Problem) -> int:
