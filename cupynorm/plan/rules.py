@@ -76,9 +76,13 @@ class Rules(NamedTuple):
         found = self.crossovers.get((what, kind), ())
         return next((each for each in found if each.access_bytes in {None, access_bytes}), None)
 
+    def crossover_for(self, what: str, problem: Problem) -> Crossover | None:
+        """Return the crossover of a problem's kind, else that of the bytes of its elements."""
+        return self.crossover(what, problem.kind) or self.crossover(what, problem.element_bytes)
+
     def is_better(self, what: str, problem: Problem) -> bool:
         """Say whether a row is beyond the crossover of its kind, or of the bytes of its elements."""
-        found = self.crossover(what, problem.kind) or self.crossover(what, problem.element_bytes)
+        found = self.crossover_for(what, problem)
         if found is None:
             return False
         return found.least <= problem.row_bytes <= found.most and problem.band_share <= found.kept

@@ -4,12 +4,22 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from cupynorm.plan.rule_file import Kind, kinds_of, lists_of
-from cupynorm.tools.rule_plans import FIRST_IS_TAKEN, Content, Row, is_for, longest_of, numbers_of
+from cupynorm.tools.rule_plans import (
+    FIRST_IS_TAKEN,
+    IN_SOURCE,
+    ORIGIN,
+    Content,
+    Row,
+    is_for,
+    longest_of,
+    numbers_of,
+)
 
 BY_RANGE = ("fixed",)  # rules of these say where they begin, too
+PARAMETERS = {0, 1, 2}  # how many affine parameters a row op may have
 NEEDED = ("cached", "cluster")  # lists that a plan can be asked for by name: one rule of each is kept
 
 
@@ -59,6 +69,30 @@ def of_kinds(row: Row, kinds: Sequence[Kind]) -> Row | None:
         "parameters": parameters if len(parameters) > 1 else parameters[0],
         "bytes": sizes if len(sizes) > 1 else sizes[0],
     }
+
+
+def for_any_parameters(crossovers: Sequence[Row]) -> list[Row]:
+    """Return crossovers with one in place of those that say the same for several numbers of affine parameters.
+
+    No plan changes: the planner takes that of a problem's own number first, so each number must have one.
+    """
+    alike: dict[tuple[Any, ...], list[Row]] = {}
+    numbers: dict[tuple[Any, ...], set[int]] = {}
+    for row in crossovers:
+        if "parameters" in row and not row["what"].startswith(IN_SOURCE):
+            whole = row["what"], row["bytes"]
+            says = {key: each for key, each in row.items() if key not in {"parameters", *ORIGIN}}
+            alike.setdefault((whole, repr(sorted(says.items()))), []).append(row)
+            numbers.setdefault(whole, set()).add(row["parameters"])
+    found = list(crossovers)
+    for (whole, _), rows in sorted(alike.items(), key=lambda item: -len(item[1])):
+        if len(rows) > 1 and numbers.pop(whole, None) == PARAMETERS:  # one for each size
+            first = {key: each for key, each in rows[0].items() if key != "parameters"}
+            first |= (
+                {"note": "; ".join(row["note"] for row in rows if "note" in row)} if "note" in first else {}
+            )
+            found = [first if row is rows[0] else row for row in found if row not in rows[1:]]
+    return found
 
 
 def end_moves(content: Content, name: str, widths: Sequence[int], slower: Collection[int]) -> Iterator[Move]:

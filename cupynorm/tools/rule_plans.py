@@ -349,14 +349,8 @@ def _changed(content: Content, problem: Problem, rule: str) -> Iterator[tuple[st
         yield "without the list of the rule", content.but([each["id"] for each in content.lists[own]])
     for crossover in content.crossovers:
         name = name_of(crossover)
-        if not crossover["what"].startswith(IN_SOURCE) and _is_for(crossover, problem):
+        if not crossover["what"].startswith(IN_SOURCE) and is_for(crossover, problem.kind):
             yield f"without {name}", content.but([name])
-
-
-def _is_for(row: Row, problem: Problem) -> bool:
-    """Say whether a crossover may be asked for a problem of this kind."""
-    fused = row.get("parameters") is None
-    return problem.fused == fused and is_for(row, problem.kind)
 
 
 def read(told: Any, file: str) -> Content:

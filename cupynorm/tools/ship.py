@@ -70,7 +70,9 @@ def ship(
         raise ValueError(
             f"the searches are of {', '.join(sorted(architectures))}: give those of one architecture"
         )
-    content = Content({**content.told, "architecture": architectures.pop()}, content.file)
+    crossovers = rule_moves.for_any_parameters(content.crossovers)
+    told = {**content.told, "architecture": architectures.pop(), "crossovers": crossovers}
+    content = Content(told, content.file)
     shipping = Shipping(content, evidence.gather(content, searches, sweep), tolerance)
     shipping.run(progress)
     return shipping.finished({evidence.source_name(each): evidence.source(each) for each in searches})

@@ -175,12 +175,6 @@ inline void add_rows_apart(const A& a, const RowsApart& rows, int number, const 
   }
 }
 
-// Blocks of a multiprocessor that registers must allow: what the compiler takes beyond that, it does not need.
-template <typename Compute, class Operands_, int kVector>
-constexpr int blocks_wanted() {
-  return sizeof(Compute) > 4 || Operands_::kCount > 5 ? 1 : kVector > 4 ? 3 : 4;
-}
-
 // blockIdx.x: tile of kLanes * kVector columns; the first one begins up to unit - 1 columns before the row. blockIdx.y:
 // group of rows, a group of each of `period` kinds after the other. A thread has every kThreads / kLanes-th row of its
 // group, kAtOnce of them in flight.

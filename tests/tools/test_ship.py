@@ -18,7 +18,7 @@ from cupynorm.plan import rules as planner_rules
 from cupynorm.plan.config import Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.rule_file import DATA, content_of, kinds_of
-from cupynorm.tools import bench, evidence, explain, rule_plans, search, ship
+from cupynorm.tools import bench, evidence, explain, rule_moves, rule_plans, search, ship
 from cupynorm.tools.results import Measured, Point, Report, Timing
 from cupynorm.tools.shipped import Shipped
 from tests import command_runner
@@ -393,6 +393,23 @@ def test_rules_of_two_kinds_with_the_same_numbers_become_one(content) -> None:
     assert kept == "middle-p01-b2-to-2048"
     rules = planner_rules.parse(shipped.told, "merged")
     assert [each.id for each in rules.register_rules["aligned", (1, 2)]] == [kept, "longer twin"]
+
+
+def test_crossovers_that_are_the_same_for_several_numbers_of_parameters_become_one() -> None:
+    def crossovers(*least: int | None) -> list[dict[str, Any]]:
+        rows = [{"what": "cached", "parameters": i, "bytes": 4, "from": each} for i, each in enumerate(least)]
+        return [row for row in rows if row["from"] is not None]
+
+    def of_any(least: int) -> dict[str, Any]:
+        return {"what": "cached", "bytes": 4, "from": least}
+
+    for told, expected in (
+        (crossovers(6, 6, 6), [of_any(6)]),
+        (crossovers(4, 6, 6), [*crossovers(4), of_any(6)]),
+        (crossovers(4, 5, 6), crossovers(4, 5, 6)),
+        (crossovers(None, 6, 6), crossovers(None, 6, 6)),  # rows without parameters have none
+    ):
+        assert rule_moves.for_any_parameters(told) == expected
 
 
 def test_rules_that_cannot_be_in_the_order_of_both_lists_do_not_become_one(content) -> None:

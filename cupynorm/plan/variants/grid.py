@@ -195,7 +195,7 @@ def _in_shared_memory(question: Question) -> Plan | None:
     """Return the plan of parts of rows in shared memory, as far as they fit."""
     problem, limits, numbers = question.problem, question.limits, question.rules.split
     plain = question.whole_vectors and problem.same_types and question.measured
-    crossover = question.rules.crossover("split by whole blocks", problem.kind)
+    crossover = question.rules.crossover_for("split by whole blocks", problem)
     filled = not question.small_batch
     much = crossover is not None and (filled or problem.rows * problem.row_bytes >= crossover.least)
     whole = plain and much and problem.rows > 1
