@@ -75,7 +75,7 @@ inline constexpr bool wait_packed() {
 
 // Whether an operand of each element waits beside x, both as they were loaded, and elements are computed from both once
 // more for the results. Then blocks of the grid load both of the next tile as they store results, and pairs of numbers
-// of 16 bits have twice as much room (docs/notes/091). Not where a single number of 32 bits would be two, or where
+// of 16 bits have twice as much room (docs/notes/090). Not where a single number of 32 bits would be two, or where
 // States of parts would be merged in many steps.
 template <class Op, class Load, class Shape>
 inline constexpr bool hold_operands() {
