@@ -28,6 +28,13 @@ def across_width(each: View, axes: int) -> int:
     return math.gcd(most, extents[-1], each.pointer // each.dtype.itemsize, *others)
 
 
+def lies_alike(each: View, like: View, axes: int) -> bool:
+    """Say whether neighbouring rows of `like` are neighbours in another array, too, and aligned alike, modulo two."""
+    (extents, strides), (wanted, steps) = (one.split(axes)[0].collapsed() for one in (each, like))
+    neighbours = strides[-1] == steps[-1] == 1 and extents[-1] % wanted[-1] == 0
+    return neighbours and _misalignment(each, 0, 2) == _misalignment(like, 0, 2)
+
+
 def is_in_runs(each: View, axes: int) -> bool:
     """Say whether rows consist of runs of elements that lie next to one another: along the last of several axes."""
     return each.split(axes)[1].collapsed()[1][-1] == 1
@@ -73,6 +80,8 @@ class Vectors(NamedTuple):
     better for norms, but worse for softmax (docs/notes/047, "Fused calls").
     realigned: what is not aligned to a whole vector takes two accesses, instead of several of fewer elements.
     across: an access may move an element of several neighbouring rows, whose own elements lie apart.
+    shifted: None, or x where its neighbouring rows do not come in whole vectors, but two of them may be accessed at once
+    wherever they are aligned (kernels/row/own_rows.cuh), in all arrays that lie as x does.
     in_runs: not all of a row's elements lie next to one another, but those of each vector.
     """
 
@@ -82,6 +91,15 @@ class Vectors(NamedTuple):
     realigned: bool = False
     across: bool = False
     in_runs: bool = False
+    shifted: View | None = None
+
+    def rows_of(self, stretched: View, axes: int) -> int:
+        """Return of how many neighbouring rows one access can move an element; 0: of two, where x's are aligned."""
+        if not self.across:
+            return 1
+        if self.shifted is None:
+            return across_width(stretched, axes)
+        return 0 if lies_alike(stretched, self.shifted, axes) else 1
 
     def access_of(self, stretched: View, axes: int) -> int:
         """Return how many elements one access to an operand's vector moves; 0 if it is unaligned and takes two."""

@@ -313,7 +313,8 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     auto begin = [&](auto& source) {
       if constexpr (kInSteps) source.begin_at(first);
     };
-    prefetch_tile<Shape>(a.load, a.rows, at.next, begin, [&](const auto& source, int j) {
+    const auto own_rows = [&](int64 tile, int lane) { return EvenRows<Shape>::of(tile, lane, a.rows); };
+    prefetch_tile<Shape>(a.load, at.next, own_rows, begin, [&](const auto& source, int j) {
       if (!has(j, first + j * kDown)) return;
       if constexpr (kInSteps) source.prefetch_across(Step<kDown>{j});
       else source.prefetch_across(first + j * kDown);

@@ -45,6 +45,7 @@ from cupynorm.plan.variants.tiles import (
     KINDS,
     MORE_IF_SPILLED,
     WEIGHTED,
+    as_even,
     blocks_of_a_row,
     bytes_beside,
     elements_held,
@@ -52,11 +53,14 @@ from cupynorm.plan.variants.tiles import (
     fill_the_device,
     in_parts,
     is_even,
+    is_shifted,
     kinds_of,
     lanes_of,
+    may_be_shifted,
     most_numbers,
     part_of,
     registers_of,
+    tiles_of,
     tiling,
     vector_of,
     waits_packed,
@@ -111,8 +115,16 @@ def _why(problem: Problem, plan: Plan) -> str:
 def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
     """Give plans without their launch, best first: those that hold a row in registers, then nowhere.
 
-    variant: whose plans are among them; None for all.
+    variant: whose plans are among them; None for all. Rows that may be shifted are cut as those of an even number of
+    neighbours are, as long as these are cut so that they may.
     """
+    even = as_even(question)
+    if even is not None:
+        yield from itertools.takewhile(may_be_shifted, _tilings(even, variant))
+    yield from _tilings(question, variant)
+
+
+def _tilings(question: Question, variant: str | None) -> Iterator[Plan]:
     if question.problem.room and variant in {None, "split"}:
         asked = variant is not None
         again = [*again_over_the_grid(question, asked=asked)]
@@ -142,10 +154,10 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
             return None
         even = is_even(problem, plan.ctas_per_row, plan.group, plan.vectors)
         plan = replace(plan, waits=EVENLY if even else IN_REGISTERS)
-    if problem.column_sums and plan.waits != EVENLY:
+    if plan.waits != EVENLY and (problem.column_sums or is_shifted(problem, plan)):
         return None
     rows, several = plan.across * plan.vector, plan.cluster > 1
-    tiles = math.ceil(problem.rows / rows)
+    tiles = tiles_of(problem, plan)
     full = plan.waits > 0 and plan.vectors * plan.group * plan.ctas_per_row == problem.cols
     turns = 2 if problem.rounds or problem.column_sums else 1
     of_row = plan.block // WARP if _is_in_warps(plan) else plan.block // plan.across  # kSlots of Across
@@ -248,7 +260,7 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
         shape = shape and plan.vector <= MAX_ROWS_OF_WORD
     most = most_numbers(problem) if plan.waits else MAX_NUMBERS_ACROSS
     shape = shape and plan.vector * plan.vectors <= most
-    shape = shape and problem.vector % plan.vector == 0
+    shape = shape and (problem.vector % plan.vector == 0 or (problem.shifted and may_be_shifted(plan)))
     clusters = (plan.ctas_per_row > 1) == (plan.variant == "cluster") and plan.ctas_per_row <= MAX_CTAS
     either = plan.variant in {"cluster", "split"}
     waits = plan.waits != CUT and (either or (plan.waits == NOWHERE) == (plan.variant == "uncached"))

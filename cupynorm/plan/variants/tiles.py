@@ -20,7 +20,7 @@ from cupynorm.plan.config import (
     WARP,
     Plan,
 )
-from cupynorm.plan.partition import power_of_two_to
+from cupynorm.plan.partition import is_power_of_two, power_of_two_to
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     from cupynorm.plan.problem import Problem
 
 MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
+SHIFTED = 2  # neighbouring rows of a thread that are aligned together in its columns only
 PACKED_BYTES = 2  # of elements that wait two in a register
 WEIGHTED = "in steps, weighted sums"
 # what a row of `measured` or `over_the_grid` is for, by its last number
@@ -144,6 +145,43 @@ def is_even(problem: Problem, ctas: int, group: int, elements: int) -> bool:
     """Say whether each thread that shares a row has one of its elements at least, and all but SPARE_ELEMENTS."""
     least = problem.cols // ctas
     return max(1, elements - SPARE_ELEMENTS) * group <= least
+
+
+def as_even(question: Question) -> Question | None:
+    """Return a question of the same rows with an even number of neighbours, as many tiles of which a warp has a row.
+
+    None where rows may not be shifted, or too few places of these tiles would have a row.
+    """
+    problem, rows = question.problem, SHIFTED * WARP
+    if not problem.shifted:
+        return None
+    tiles = math.ceil(problem.across / (rows - 1))
+    if problem.across < question.rules.apart.shifted * tiles * rows:
+        return None
+    outer = problem.rows // problem.across
+    even = replace(
+        problem, shifted=False, vector=SHIFTED, across=problem.across + 1, rows=outer * tiles * rows
+    )
+    return question._replace(problem=even)
+
+
+def may_be_shifted(plan: Plan) -> bool:
+    """Say whether all that a thread has, and all threads of a warp, are aligned alike: ShiftedRows."""
+    lanes = plan.across % WARP == 0 and is_power_of_two(plan.across)
+    return plan.vector == SHIFTED and lanes and plan.group % SHIFTED == 0 and plan.waits > 0
+
+
+def is_shifted(problem: Problem, plan: Plan) -> bool:
+    """Say whether threads have neighbouring rows that are not aligned together in all columns: kIsOfShifted."""
+    return problem.shifted and plan.vector == SHIFTED
+
+
+def tiles_of(problem: Problem, plan: Plan) -> int:
+    """Return how many tiles there are. A shifted one has a row less than places, and only rows that are neighbours."""
+    rows = plan.across * plan.vector
+    if not is_shifted(problem, plan):
+        return math.ceil(problem.rows / rows)
+    return problem.rows // problem.across * math.ceil(problem.across / (rows - 1))
 
 
 def blocks_of_a_row(question: Question, rows: int, each: Sequence[int], blocks: int = 1) -> list[int]:
