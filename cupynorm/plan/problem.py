@@ -73,8 +73,8 @@ class Problem:
         1 if none are. 0: rows are contiguous.
     shifted
         For rows whose elements lie apart and whose neighbours do not come in whole vectors, as of an odd number: a
-        thread may have two neighbouring rows all the same, those that are aligned together in its columns, if rows are
-        whole and wait in registers (kernels/row/own_rows.cuh).
+        thread may have two neighbouring rows all the same, those that are aligned together in its columns
+        (kernels/row/own_rows.cuh).
     in_steps
         For rows whose elements lie apart: they are at even distances, and so is what they are computed from. Where all
         threads have as many of them, nothing is asked for each (kernels/row/whole.cuh), and a mask waits as a bit for

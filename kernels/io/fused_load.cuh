@@ -285,7 +285,7 @@ struct FusedLoad : Cols {
   static Vector<T, kRows> load_across(const Row (&rows)[kRows], Index col, Beside<kRows>& beside) {
     bool any = !kInterval || kKept;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) any |= rows[r].template reads<1>(col);
+    for (int r = 0; r < kRows; ++r) any |= rows[r].template reads<1>(column_of(col));
     if (!any) {
       beside = {};
       return {};
@@ -302,7 +302,7 @@ struct FusedLoad : Cols {
     if constexpr (kDrops) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        const bool kept = rows[r].mask.template bits<1, kKept>(beside.mask.of(r), col) & 1;
+        const bool kept = rows[r].mask.template bits<1, kKept>(beside.mask.of(r), column_of(col)) & 1;
         elements[r] = kept ? elements[r] : padding;
         bits |= unsigned(kept) << r;
       }
@@ -381,7 +381,7 @@ struct ShiftedLoad : Inner {
   // How many of all rows are neighbours.
   int64 neighbours(int64 all) const { return innermost_extent(this->rows, all); }
   // Whether an element is the second one of two that are aligned together.
-  bool is_second(int64 row, int col) const {
+  bool is_second(int64 row, int64 col) const {
     const auto* const place = this->pointer + this->rows.offset(row) + this->offset(col);
     return reinterpret_cast<unsigned long long>(place) / sizeof(typename Inner::Type) & 1;
   }

@@ -22,6 +22,13 @@ struct Step<kApart, true> {
   int number;
   bool both;
 };
+// The same of a column by its number.
+template <typename Index>
+struct ShiftedColumn {
+  Index number;
+  bool both;
+  operator Index() const { return number; }
+};
 template <typename Index>
 inline constexpr bool kIsStep = false;
 template <int kApart, bool kShifted>
@@ -30,10 +37,16 @@ template <typename Index>
 inline constexpr bool kIsShifted = false;
 template <int kApart>
 inline constexpr bool kIsShifted<Step<kApart, true>> = true;
+template <typename Index>
+inline constexpr bool kIsShifted<ShiftedColumn<Index>> = true;
 // How many columns behind the one that pointers begin at.
 template <typename Index>
 inline Index column_of(Index col) {
   return col;
+}
+template <typename Index>
+inline Index column_of(ShiftedColumn<Index> col) {
+  return col.number;
 }
 template <int kApart, bool kShifted>
 inline int column_of(Step<kApart, kShifted> step) {

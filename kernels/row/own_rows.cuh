@@ -24,6 +24,8 @@ namespace cupynorm {
 //   of(v)       The number of row v.
 //   slot(v)     The same among the tile's.
 //   step(j)     The thread's element j of its rows.
+//   at(col)     Their column.
+//   leave_out(left_over)   A thread that is left over has none.
 template <class Shape>
 struct EvenRows {
   int64 row;
@@ -33,10 +35,14 @@ struct EvenRows {
     const int64 row = (tile * Shape::kLanes + lane) * Shape::kVector;
     return {row, row < rows};
   }
-  static bool is_tile(int64 tile, int64 rows) { return tile * Shape::kRows < rows; }
   static constexpr bool has(int) { return true; }
   int64 of(int v) const { return row + v; }
   static Step<Shape::kDown> step(int j) { return {j}; }
+  template <typename Index>
+  static Index at(Index col) {
+    return col;
+  }
+  void leave_out(bool left_over) { here = here && !left_over; }
 };
 
 template <class Shape>
@@ -45,8 +51,8 @@ struct ShiftedRows {
   int64 row;
   int first;
   bool here, both;
-  static_assert(Shape::kVector == 2 && Shape::kDown % 2 == 0 && Shape::kLanes % kWarp == 0,
-      "all elements of a thread, and all threads of a warp, are aligned alike");
+  static_assert(Shape::kVector == 2 && Shape::kDown % 2 == 0, "all elements of a thread are aligned alike");
+  static_assert(Shape::kLanes % kWarp == 0 || !Shape::kInWarps, "lanes of a warp that share rows have the same");
 
   // Where a tile begins: no tile is there if that is beyond all rows.
   struct Tile {
@@ -63,7 +69,7 @@ struct ShiftedRows {
   }
   // col: the thread's first one
   template <class Load>
-  static ShiftedRows of(const Load& load, int64 tile, int lane, int col, int64 rows) {
+  static ShiftedRows of(const Load& load, int64 tile, int lane, int64 col, int64 rows) {
     const Tile own = tile_of(load, tile, rows);
     const bool here = own.row < rows;
     const int at = 2 * lane - load.is_second(here ? own.row : 0, col), first = at < 0 ? 0 : at;
@@ -73,6 +79,11 @@ struct ShiftedRows {
   int64 of(int v) const { return row + (v > 0 && both); }
   int slot(int v) const { return first + (v > 0 && both); }
   Step<Shape::kDown, true> step(int j) const { return {j, both}; }
+  template <typename Index>
+  ShiftedColumn<Index> at(Index col) const {
+    return {col, both};
+  }
+  void leave_out(bool left_over) { here &= !left_over, both &= !left_over; }
 };
 
 template <class Load, class Shape>
@@ -88,9 +99,28 @@ struct OwnRowsOf<Load, Shape, true> {
 
 // The rows of a thread of a tile; col: the thread's first column.
 template <class Shape, class Load>
-inline typename OwnRowsOf<Load, Shape>::Type own_rows(const Load& load, int64 tile, int lane, int col, int64 rows) {
+inline typename OwnRowsOf<Load, Shape>::Type own_rows(const Load& load, int64 tile, int lane, int64 col, int64 rows) {
   if constexpr (kIsOfShifted<Load, Shape>) return ShiftedRows<Shape>::of(load, tile, lane, col, rows);
   else return EvenRows<Shape>::of(tile, lane, rows);
+}
+// Which of a tile's rows these are, for reductions (apart.cuh).
+template <class Shape>
+inline RowsOfLanes<Shape> slots_of(const EvenRows<Shape>&) {
+  return {};
+}
+template <class Shape>
+inline const ShiftedRows<Shape>& slots_of(const ShiftedRows<Shape>& own) {
+  return own;
+}
+// The number among all rows of number `slot` of a tile's; all rows, or more, if there is none.
+template <class Shape, class Load>
+inline int64 row_of_slot(const Load& load, int64 tile, int slot, int64 rows) {
+  if constexpr (kIsOfShifted<Load, Shape>) {
+    const auto own = ShiftedRows<Shape>::tile_of(load, tile, rows);
+    return slot < own.count ? own.row + slot : rows;
+  } else {
+    return tile * Shape::kRows + slot;
+  }
 }
 // Whether there is such a tile.
 template <class Shape, class Load>

@@ -379,17 +379,13 @@ struct WholeRows {
       }
     }
   }
-  auto slots() const {
-    if constexpr (kIsOfShifted<Load, Shape>) return own;
-    else return RowsOfLanes<Shape>();
-  }
   void summarize() {
     for_kept([this](auto warp) { summarize_own<decltype(warp)::kKeepsAll>(); });
 #pragma unroll
     for (int v = 0; v < kVector; ++v) total[v] = mine[v] = with_own<Op>(mine[v], pivot[v]);
     reduce_apart<Op, Shape>(total, pivot, places, part, 0, [&] {
       if (!meet_for_long(at.parts)) prefetch_next();
-    }, slots());
+    }, slots_of(own));
   }
 
   // ---- their results
@@ -451,7 +447,8 @@ struct WholeRows {
       }
     }
     const LargestPlaces largest_places = {places.place + Places::kBytes, places.mbarriers + 2, places.meeting};
-    reduce_apart<Largest, Shape>(largest, zero, largest_places, part, 0, NothingMeanwhile(), slots());
+    reduce_apart<Largest, Shape>(largest, zero, largest_places, part, 0, NothingMeanwhile(),
+        slots_of(own));
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
       scales[v] = a.store.scale_of(largest[v].max);
@@ -487,7 +484,8 @@ struct WholeRows {
     if constexpr (kLooksLater) {
       bool wrong[kVector], any = false;
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) wrong[v] = own.here && own.has(v) && !Op::drops_padding(whole[v]), any |= wrong[v];
+      for (int v = 0; v < kVector; ++v)
+        wrong[v] = own.here && own.has(v) && !Op::drops_padding(whole[v]), any |= wrong[v];
       if (!any) return;
       Sources again;  // the pointers from before would have waited in registers
       go_to(again, own);

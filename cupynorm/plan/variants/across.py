@@ -7,6 +7,7 @@ grid as hold a row, or nowhere.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import TYPE_CHECKING
@@ -51,9 +52,9 @@ from cupynorm.plan.variants.tiles import (
     elements_held,
     elements_of,
     fill_the_device,
+    fills_shifted,
     in_parts,
     is_even,
-    is_shifted,
     kinds_of,
     lanes_of,
     may_be_shifted,
@@ -116,11 +117,11 @@ def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
     """Give plans without their launch, best first: those that hold a row in registers, then nowhere.
 
     variant: whose plans are among them; None for all. Rows that may be shifted are cut as those of an even number of
-    neighbours are, as long as these are cut so that they may.
+    neighbours are, as long as their tiles then have a row for most of their places.
     """
-    even = as_even(question)
-    if even is not None:
-        yield from itertools.takewhile(may_be_shifted, _tilings(even, variant))
+    if question.problem.shifted:
+        shifted = functools.partial(fills_shifted, question)
+        yield from itertools.takewhile(shifted, _tilings(as_even(question), variant))
     yield from _tilings(question, variant)
 
 
@@ -154,7 +155,7 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
             return None
         even = is_even(problem, plan.ctas_per_row, plan.group, plan.vectors)
         plan = replace(plan, waits=EVENLY if even else IN_REGISTERS)
-    if plan.waits != EVENLY and (problem.column_sums or is_shifted(problem, plan)):
+    if problem.column_sums and plan.waits != EVENLY:
         return None
     rows, several = plan.across * plan.vector, plan.cluster > 1
     tiles = tiles_of(problem, plan)

@@ -147,28 +147,25 @@ def is_even(problem: Problem, ctas: int, group: int, elements: int) -> bool:
     return max(1, elements - SPARE_ELEMENTS) * group <= least
 
 
-def as_even(question: Question) -> Question | None:
-    """Return a question of the same rows with an even number of neighbours, as many tiles of which a warp has a row.
-
-    None where rows may not be shifted, or too few places of these tiles would have a row.
-    """
-    problem, rows = question.problem, SHIFTED * WARP
-    if not problem.shifted:
-        return None
-    tiles = math.ceil(problem.across / (rows - 1))
-    if problem.across < question.rules.apart.shifted * tiles * rows:
-        return None
-    outer = problem.rows // problem.across
-    even = replace(
-        problem, shifted=False, vector=SHIFTED, across=problem.across + 1, rows=outer * tiles * rows
-    )
-    return question._replace(problem=even)
+def as_even(question: Question) -> Question:
+    """Return a question of rows that may be shifted as one of the next even number of neighbours."""
+    problem = question.problem
+    across = problem.across + problem.across % SHIFTED
+    rows = problem.rows // problem.across * across
+    return question._replace(problem=replace(problem, shifted=False, vector=SHIFTED, across=across, rows=rows))
 
 
 def may_be_shifted(plan: Plan) -> bool:
-    """Say whether all that a thread has, and all threads of a warp, are aligned alike: ShiftedRows."""
-    lanes = plan.across % WARP == 0 and is_power_of_two(plan.across)
-    return plan.vector == SHIFTED and lanes and plan.group % SHIFTED == 0 and plan.waits > 0
+    """Say whether all that a thread has, and all threads of a warp that merge rows, are aligned alike: ShiftedRows."""
+    in_warps = plan.across < WARP and is_power_of_two(plan.across)
+    return plan.vector == SHIFTED and plan.group % SHIFTED == 0 and not in_warps
+
+
+def fills_shifted(question: Question, plan: Plan) -> bool:
+    """Say whether rows may be shifted so, and most places of all tiles then have a row."""
+    problem = question.problem
+    places = tiles_of(problem, plan) * plan.across * plan.vector
+    return may_be_shifted(plan) and problem.rows >= question.rules.apart.shifted * places
 
 
 def is_shifted(problem: Problem, plan: Plan) -> bool:
