@@ -154,6 +154,11 @@ template <class Shape>
 struct RowsOfLanes {
   static constexpr bool has(int) { return true; }
   static int slot(int v) { return int(threadIdx.x) % Shape::kLanes * Shape::kVector + v; }
+  // among those of all groups of threads that share rows
+  static int place(int, int v) {
+    const int lane = threadIdx.x % kWarp, lanes = Shape::kLanes;
+    return (Shape::kInWarps ? int(threadIdx.x) / kWarp * lanes + lane : int(threadIdx.x)) * Shape::kVector + v;
+  }
 };
 
 // Calls finish(row, slot) once for each of the tile's rows, with the State of the whole row, given those of each
@@ -180,7 +185,7 @@ inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename 
     const int group = int(threadIdx.x) / (Shape::kInWarps ? kWarp : kLanes);
 #pragma unroll
     for (int v = 0; v < Shape::kVector; ++v) {
-      if (own.has(v)) places.slots[group * Shape::kRows + own.slot(v)].slot = {s[v], pivot[v]};
+      if (own.has(v)) places.slots[own.place(group, v)].slot = {s[v], pivot[v]};
     }
   }
   __syncthreads();

@@ -21,8 +21,8 @@ namespace cupynorm {
 //   row, here   The number of the first of the thread's rows, among all, and whether it has any.
 //   has(v)      Whether the thread has its row v, if it has any. A row that it has not is its first one once more, and
 //               its elements are 0.
-//   of(v)       The number of row v.
-//   slot(v)     The same among the tile's.
+//   of(v)       The number of row v. or_first(v, rows): of all rows' first one, if the thread has none.
+//   slot(v)     The same among the tile's. place(group, v): its place for what the thread has of it.
 //   step(j)     The thread's element j of its rows.
 //   at(col)     Their column.
 //   leave_out(left_over)   A thread that is left over has none.
@@ -37,6 +37,7 @@ struct EvenRows {
   }
   static constexpr bool has(int) { return true; }
   int64 of(int v) const { return row + v; }
+  int64 or_first(int v, int64 rows) const { return row < rows ? row + v : 0; }
   static Step<Shape::kDown> step(int j) { return {j}; }
   template <typename Index>
   static Index at(Index col) {
@@ -77,7 +78,9 @@ struct ShiftedRows {
   }
   bool has(int v) const { return v == 0 || both; }
   int64 of(int v) const { return row + (v > 0 && both); }
+  int64 or_first(int v, int64) const { return here ? of(v) : 0; }
   int slot(int v) const { return first + (v > 0 && both); }
+  int place(int group, int v) const { return group * Shape::kRows + slot(v); }
   Step<Shape::kDown, true> step(int j) const { return {j, both}; }
   template <typename Index>
   ShiftedColumn<Index> at(Index col) const {

@@ -160,7 +160,7 @@ struct WholeRows {
   // ---- what is loaded
   void go_to(Sources& sources, const Rows& own) const {
 #pragma unroll
-    for (int v = 0; v < kVector; ++v) sources[v] = a.load.at(own.here ? own.of(v) : 0), sources[v].begin_at(first);
+    for (int v = 0; v < kVector; ++v) sources[v] = a.load.at(own.or_first(v, a.rows)), sources[v].begin_at(first);
   }
   // What a mask keeps an interval of: columns from the first on, of any of the rows.
   static Bounds<int> interval_of(const Sources& sources) {

@@ -73,9 +73,50 @@ def drawn(shape: tuple[int, ...], dtype: str, seed: int = 0) -> Any:
     return (x * 20 + 100).astype(dtype) if dtype == "uint8" else x.astype(dtype_of(dtype))
 
 
-@pytest.mark.parametrize("name", TILINGS)
 @pytest.mark.parametrize("inner", [3, 63, 65, 129, 191])
-@pytest.mark.parametrize("call", ["softmax", "layer_norm"])
-def test_odd_neighbours(name: str, inner: int, call: str) -> None:
+@pytest.mark.parametrize("name", TILINGS)
+def test_odd_neighbours(name: str, inner: int) -> None:
+    """Fewer than a tile has, as many, more; an odd number of columns and of outer indices."""
+    x = drawn((3, TILINGS[name][0], inner), "float16")
+    compare(cupynorm.softmax, (x,), "float16", name)
+    compare(cupynorm.layer_norm, (x,), "float16", name)
+
+
+def mask_of(x: Any) -> Any:
+    kept = np.random.default_rng(7).random(x.shape) < 0.6
+    kept[0, :, 0] = False
+    kept[0, :, 1] = True
+    kept[1, :-1, 2] = False
+    return kept
+
+
+scaled_and_added = cupynorm.fuse(cupynorm.softmax, load=lambda x, t: x * 0.5 + t)
+
+
+@pytest.mark.parametrize("dtype", ["float16", "bfloat16"])
+@pytest.mark.parametrize("name", ["a block", "a cluster", "the grid"])
+def test_forms(name: str, dtype: str) -> None:
     cols, _ = TILINGS[name]
-    compare(getattr(cupynorm, call), (drawn((3, cols, inner), "float16"),), "float16", name)
+    shape = (3, cols, 65)
+    x, other = drawn(shape, dtype), drawn(shape, dtype, 1)
+    gamma = np.linspace(0.5, 2, cols).astype(np.float32)
+    lengths = np.random.default_rng(7).integers(0, cols + 1, (3, 65)).astype(np.int32)
+    compare(cupynorm.softmax, (x,), dtype, name, where=mask_of(x))
+    compare(cupynorm.standardize, (x,), dtype, name, where=mask_of(x))
+    compare(cupynorm.layer_norm, (x, gamma, gamma), dtype, name, where=mask_of(x))
+    compare(cupynorm.log_softmax, (x,), dtype, name, lengths=np.maximum(lengths, 1))
+    compare(cupynorm.moments, (x,), dtype, name)
+    compare(cupynorm.logsumexp, (x,), dtype, name)
+    compare(cupynorm.softmax_backward, (other, x), dtype, name)
+    compare(cupynorm.add_layer_norm, (x, other, gamma, gamma), dtype, name)
+    compare(scaled_and_added, (x, other), dtype, name)
+
+
+# an array of x's shape that lies otherwise: the address of its first element, its columns, its outer indices
+@pytest.mark.parametrize("name", ["a block", "the grid", "nowhere"])
+def test_what_lies_otherwise_is_loaded_one_by_one(name: str) -> None:
+    pass
+
+
+def test_integers() -> None:
+    pass
