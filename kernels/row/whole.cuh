@@ -460,8 +460,15 @@ struct WholeRows {
   void store(const Sources& next, const Rows& rows_of_next, const Bounds<int>& read_next) {
 #pragma unroll
     for (int from = 0; from < kElements; from += kPart) {
-      // a thread of which some tile is the last has a next one
-      if (!(kNext && !kPacked) && !there(from)) break;
+      if constexpr (kNext && kIsOfShifted<Load, Shape>) {  // a thread may have rows of the next tile, but none of this
+        if (!there(from)) {
+#pragma unroll
+          for (int j = 0; j < kPart; ++j) fetch(next, rows_of_next, read_next, from + j);
+          continue;
+        }
+      } else if (!(kNext && !kPacked) && !there(from)) {  // a thread of which some tile is the last has a next one
+        break;
+      }
       if constexpr (kPacked) take(from, false);
 #pragma unroll
       for (int j = 0; j < kPart; ++j) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import numpy as np
@@ -10,8 +11,13 @@ import pytest
 import cupynorm
 from cupynorm._dtypes import dtype_of
 from cupynorm.invoke import row_ops
-from cupynorm.plan.config import EVENLY, Plan
+from cupynorm.ops.softmax import SOFTMAX
+from cupynorm.plan.choose import choose
+from cupynorm.plan.config import EVENLY, IN_REGISTERS, NOWHERE, DoesNotFitError, Plan
+from cupynorm.plan.limits import RECORDED
+from cupynorm.plan.variants.tiles import tiles_of
 from tests import simulator
+from tests.kernels.test_across import spec_of
 from tests.simulator import cupy, simulated  # noqa: F401  a fixture
 from tests.tilings_apart import tiling_apart
 
@@ -112,11 +118,118 @@ def test_forms(name: str, dtype: str) -> None:
     compare(scaled_and_added, (x, other), dtype, name)
 
 
-# an array of x's shape that lies otherwise: the address of its first element, its columns, its outer indices
+def placed(host: Any, offset: int = 0, gap: int = 0, sign: int = 1) -> Any:
+    """Return an array on the device: `offset` elements from an aligned place, `gap` between columns, or backwards."""
+    *outer, cols, inner = host.shape
+    room = cupy.empty(host.size + gap * host.size // inner + offset, host.dtype)
+    found = room[offset:].reshape((*outer, cols, inner + gap))[..., :inner][:, ::sign]
+    found[...] = cupy.asarray(host)
+    return found
+
+
+# of x, of the result and of a mask; whether two rows of x and of the result are then aligned together
 @pytest.mark.parametrize("name", ["a block", "the grid", "nowhere"])
-def test_what_lies_otherwise_is_loaded_one_by_one(name: str) -> None:
-    pass
+@pytest.mark.parametrize(
+    ("x_at", "y_at", "mask_at", "inner", "two"),
+    [
+        ({"offset": 1}, {"offset": 1}, {}, 65, True),
+        ({"offset": 1}, {"offset": 3}, {"offset": 1}, 66, True),
+        ({"gap": 2}, {"gap": 4}, {"gap": 1}, 65, True),
+        ({"sign": -1}, {"gap": 2}, {"sign": -1}, 65, True),
+        ({"offset": 1}, {}, {"offset": 1}, 65, False),
+        ({"gap": 1}, {}, {}, 65, False),
+    ],
+    ids=str,
+)
+def test_arrays_that_lie_otherwise(
+    name: str, x_at: dict[str, int], y_at: dict[str, int], mask_at: dict[str, int], inner: int, two: bool
+) -> None:
+    """Where x and the result differ a thread has one row; where another array does, its elements come one by one."""
+    cols = 29
+    shape = (2, cols, inner)
+    x, other, kept = drawn(shape, "float16"), drawn(shape, "float16", 1), mask_of(drawn(shape, "float16"))
+    y = placed(np.zeros(shape, np.float16), **y_at)
+    if name == "nowhere":
+        plan = tiling_apart(2 if two else 1, 3, 32, 128, variant="uncached", waits=NOWHERE)
+    else:
+        plan = tiling(*TILINGS[name])
+        plan = plan if two else dataclasses.replace(plan, vector=1)
+    given = placed(x, **x_at)
+    check(
+        cupynorm.softmax(given, where=placed(kept, **mask_at), axis=1, plan=plan, out=y),
+        cupynorm.softmax(exact(x), where=kept, axis=1),
+        "float16",
+    )
+    found = scaled_and_added(given, placed(other, **mask_at), axis=1, plan=plan, out=y)
+    check(found, scaled_and_added(exact(x), exact(other), axis=1), "float16")
+    if two:
+        with pytest.raises(DoesNotFitError):
+            cupynorm.softmax(given, axis=1, plan=plan, out=placed(x, offset=1 - x_at.get("offset", 0) % 2))
+        found = cupynorm.standardize(given, axis=1, plan=plan, out=given)  # in place
+        check(found, cupynorm.standardize(exact(x), axis=1), "float16")
 
 
-def test_integers() -> None:
-    pass
+# blocks of a row, threads side by side, threads of a block, neighbours; more elements than there are where rows wait
+@pytest.mark.parametrize(
+    ("variant", "ctas", "lanes", "block", "inner"),
+    [
+        ("uncached", 1, 32, 128, 65),
+        ("cluster", 3, 32, 128, 65),
+        ("split", 3, 32, 128, 65),
+        ("split", 3, 17, 288, 33),  # a table: all columns are a block's, and some of its threads are left over
+        ("block", 1, 32, 128, 65),
+    ],
+)
+def test_rows_of_which_something_is_asked(variant: str, ctas: int, lanes: int, block: int, inner: int) -> None:
+    """They wait nowhere, or in registers of threads that lack many elements."""
+    waits = NOWHERE if variant in {"uncached", "split"} else IN_REGISTERS
+    plan = tiling_apart(2, 3 if waits == NOWHERE else 30, lanes, block, ctas, variant=variant, waits=waits)
+    if variant == "cluster":
+        plan = dataclasses.replace(plan, vectors=16)
+    x = drawn((3, 95, inner), "float16")
+    other = drawn(x.shape, "float16", 1)
+    with row_ops.observed() as plans:
+        for call, arrays, options in (
+            (cupynorm.softmax, (x,), {"where": mask_of(x)}),
+            (cupynorm.moments, (x,), {"order": 4}),
+            (cupynorm.softmax_backward, (other, x), {}),
+            (cupynorm.add_layer_norm, (x, other), {}),
+        ):
+            given = {key: on_device(each) for key, each in options.items()}
+            found = call(*map(on_device, arrays), axis=1, plan=plan, **given)
+            check(found, call(*map(exact, arrays), axis=1, **options), "float16")
+    assert {(each.vector, each.waits) for each in plans} == {(2, waits)}
+
+
+@pytest.mark.parametrize("name", ["a block", "the grid"])
+def test_bytes(name: str) -> None:
+    x = drawn((3, TILINGS[name][0], 67), "uint8")
+    plan = tiling(*TILINGS[name])
+    wide = x.astype(np.float64)
+    check(cupynorm.standardize(cupy.asarray(x), axis=1, plan=plan), cupynorm.standardize(wide, axis=1), "float32")
+    check(cupynorm.moments(cupy.asarray(x), axis=1, plan=plan), cupynorm.moments(wide, axis=1), "float32")
+    halves = drawn(x.shape, "float16")
+    q, scales = cupynorm.layer_norm(cupy.asarray(halves), axis=1, plan=plan, quantize="int8")
+    right = cupynorm.layer_norm(exact(halves), axis=1)
+    found = cupy.asnumpy(q).astype(np.float64) * cupy.asnumpy(scales).astype(np.float64).reshape(3, 1, 67)
+    np.testing.assert_allclose(found, right, atol=0.51 * np.abs(right).max() / 127)
+
+
+def test_groups_of_blocks_go_on_to_other_tiles(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The next tile is of another outer index, whose rows are aligned otherwise."""
+    few = dataclasses.replace(RECORDED["h200"], sm_count=1)
+    monkeypatch.setattr(simulator.machine, "limits", lambda device=None: few)
+    compare(cupynorm.softmax, (drawn((13, 45, 65), "float16"),), "float16", "the grid")
+    compare(cupynorm.layer_norm, (drawn((13, 45, 65), "float16"),), "float16", "the grid")
+
+
+@pytest.mark.parametrize(
+    ("inner", "vector"), [(33, 1), (63, 2), (65, 1), (101, 2), (1000, 4), (1001, 2), (1002, 2)]
+)
+def test_tiles_that_would_be_empty_have_one_row_of_a_thread(inner: int, vector: int) -> None:
+    # (a tile has 63 rows); what half of the threads would have nothing of is left as it was
+    spec = spec_of(SOFTMAX, (64, 1000, inner), "float16")
+    plan = choose(spec.problem, RECORDED["h200"], lambda plan: plan.min_blocks)
+    assert spec.problem.shifted == (inner % 2 == 1)
+    assert plan.vector == min(vector, 2)
+    assert tiles_of(spec.problem, plan) * plan.ctas_per_row == plan.grid
