@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cupynorm._dtypes import Dtype
 from cupynorm._values import NamedTuple
 from cupynorm.call.view import View
-from cupynorm.plan.config import ACCESS_BYTES
+from cupynorm.plan.config import ACCESS_BYTES, REGISTER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -32,6 +32,9 @@ def lies_alike(each: View, like: View, axes: int) -> bool:
     """Say whether neighbouring rows of `like` are neighbours in another array, too, and aligned alike, modulo two."""
     (extents, strides), (wanted, steps) = (one.split(axes)[0].collapsed() for one in (each, like))
     neighbours = strides[-1] == steps[-1] == 1 and extents[-1] % wanted[-1] == 0
+    neighbours = (
+        neighbours and each.dtype.itemsize <= REGISTER_BYTES
+    )  # two of more are no access that a kernel has
     return neighbours and _misalignment(each, 0, 2) == _misalignment(like, 0, 2)
 
 
@@ -80,8 +83,8 @@ class Vectors(NamedTuple):
     better for norms, but worse for softmax (docs/notes/047, "Fused calls").
     realigned: what is not aligned to a whole vector takes two accesses, instead of several of fewer elements.
     across: an access may move an element of several neighbouring rows, whose own elements lie apart.
-    shifted: None, or x where its neighbouring rows do not come in whole vectors, but two of them may be accessed at once
-    wherever they are aligned (kernels/row/own_rows.cuh), in all arrays that lie as x does.
+    shifted: None, or x where its neighbouring rows do not come in whole vectors, but two of them may be accessed at
+    once wherever they are aligned (kernels/row/own_rows.cuh), in all arrays that lie as x does.
     in_runs: not all of a row's elements lie next to one another, but those of each vector.
     """
 

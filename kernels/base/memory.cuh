@@ -14,8 +14,8 @@ inline void store_quad(void* to, unsigned a, unsigned b, unsigned c, unsigned d)
       "r"(d) : "memory");
 }
 
-// Two neighbouring elements of kBytes, of 4 bytes at most, or one, to and from the low bytes of a word, or of two words:
-// in one access that is aligned to two elements, or to one. No branch: most threads of a warp have two.
+// Two neighbouring elements of kBytes, or one, to and from the low bytes of a word, or of two words: in one access that
+// is aligned to two elements, or to one. No branch: most threads of a warp have two.
 #define CUPYNORM_ONE_OR_TWO(ACCESS) "{ .reg .pred both; setp.ne.u32 both, %1, 0;" ACCESS " }"
 template <int kBytes>
 inline void load_one_or_two(const void* from, bool both, unsigned* word) {

@@ -186,7 +186,8 @@ struct ApartStore : Cols {
   static void store_across(const RowPointer (&rows)[kRows], const Compute (&y)[kRows], Index col) {
     if constexpr (kIsShifted<Index> && kRows == 2) {
       put_across<kRows>(rows, vector_from<T, kRows>(y), col);
-    } else if constexpr (kRows <= kAcross) {  // of addresses in Steps the compiler would store a vector's elements one by one
+    } else if constexpr (kRows <= kAcross) {
+      // of addresses in Steps the compiler would store a vector's elements one by one
       rows[0].template put<kIsStep<Index>>(vector_from<T, kRows>(y), col);
     } else {
 #pragma unroll

@@ -164,8 +164,8 @@ struct RowsOfLanes {
 // Calls finish(row, slot) once for each of the tile's rows, with the State of the whole row, given those of each
 // thread's rows and what they are counted from, which is the same in a warp. All threads must call; turn: how often
 // they have before, 0 without kMore. They see what finish has written. each_its_own: of rows that blocks of the grid
-// share and that wait nowhere, only one of these blocks calls finish for each. own: which rows the thread has. The order
-// of merges follows from Shape alone, and from how many blocks of the grid share rows.
+// share and that wait nowhere, only one of these blocks calls finish for each. own: which rows the thread has. In which
+// order States are merged follows from Shape alone, and from how many blocks of the grid share rows.
 template <class Op, class Shape, bool kMore, class Room, class Meanwhile, class Finish,
     class Own = RowsOfLanes<Shape>>
 inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],

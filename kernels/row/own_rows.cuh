@@ -1,8 +1,8 @@
 // Which rows of a tile a thread has, where rows' elements lie apart (apart.cuh).
 //
 // A thread has kVector rows that are neighbours in memory. It accesses an element of each at once, if what it accesses
-// begins at a multiple of as many elements: in all columns, where the number of neighbours is such a multiple. Of an odd
-// number, elements of two rows are aligned together in every other column only, and in the columns between each row is
+// begins at a multiple of as many elements: in all columns, where the number of neighbours is such a multiple. Where it
+// is odd, elements of two rows are aligned together in every other column only, and in the columns between each row is
 // aligned with its other neighbour. But a thread's own columns are an even number apart, so that what is aligned in one
 // of them is so in all. ShiftedRows: threads whose first row is not aligned with the next begin one row earlier. Of 2 n
 // rows side by side all threads then have 2 n - 1 at least, so many are a tile's, and a thread at its end has one row:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from typing import Any
 
 import numpy as np
@@ -42,8 +43,9 @@ def tiling(cols: int, numbers: tuple[int, ...]) -> Plan:
     elements, lanes, block, ctas = numbers
     group = block // lanes
     variant = "split" if ctas == 0 else ""
-    ctas = ctas or -(-cols // (elements * group))
-    return tiling_apart(2, -(-(-(-cols // ctas)) // group), lanes, block, ctas, variant=variant)
+    ctas = ctas or math.ceil(cols / (elements * group))
+    each = math.ceil(math.ceil(cols / ctas) / group)
+    return tiling_apart(2, each, lanes, block, ctas, variant=variant)
 
 
 def on_device(each: Any) -> Any:
@@ -176,11 +178,19 @@ def test_arrays_that_lie_otherwise(
         ("uncached", 1, 32, 128, 65),
         ("cluster", 3, 32, 128, 65),
         ("split", 3, 32, 128, 65),
-        ("split", 3, 17, 288, 33),  # a table: all columns are a block's, and some of its threads are left over
+        (
+            "split",
+            3,
+            17,
+            288,
+            33,
+        ),  # a table: all columns are a block's, and some of its threads are left over
         ("block", 1, 32, 128, 65),
     ],
 )
-def test_rows_of_which_something_is_asked(variant: str, ctas: int, lanes: int, block: int, inner: int) -> None:
+def test_rows_of_which_something_is_asked(
+    variant: str, ctas: int, lanes: int, block: int, inner: int
+) -> None:
     """They wait nowhere, or in registers of threads that lack many elements."""
     waits = NOWHERE if variant in {"uncached", "split"} else IN_REGISTERS
     plan = tiling_apart(2, 3 if waits == NOWHERE else 30, lanes, block, ctas, variant=variant, waits=waits)
@@ -189,12 +199,13 @@ def test_rows_of_which_something_is_asked(variant: str, ctas: int, lanes: int, b
     x = drawn((3, 95, inner), "float16")
     other = drawn(x.shape, "float16", 1)
     with row_ops.observed() as plans:
-        for call, arrays, options in (
+        calls: tuple[tuple[Any, tuple[Any, ...], dict[str, Any]], ...] = (
             (cupynorm.softmax, (x,), {"where": mask_of(x)}),
             (cupynorm.moments, (x,), {"order": 4}),
             (cupynorm.softmax_backward, (other, x), {}),
             (cupynorm.add_layer_norm, (x, other), {}),
-        ):
+        )
+        for call, arrays, options in calls:
             given = {key: on_device(each) for key, each in options.items()}
             found = call(*map(on_device, arrays), axis=1, plan=plan, **given)
             check(found, call(*map(exact, arrays), axis=1, **options), "float16")
@@ -206,8 +217,14 @@ def test_bytes(name: str) -> None:
     x = drawn((3, TILINGS[name][0], 67), "uint8")
     plan = tiling(*TILINGS[name])
     wide = x.astype(np.float64)
-    check(cupynorm.standardize(cupy.asarray(x), axis=1, plan=plan), cupynorm.standardize(wide, axis=1), "float32")
+    check(
+        cupynorm.standardize(cupy.asarray(x), axis=1, plan=plan),
+        cupynorm.standardize(wide, axis=1),
+        "float32",
+    )
     check(cupynorm.moments(cupy.asarray(x), axis=1, plan=plan), cupynorm.moments(wide, axis=1), "float32")
+    with pytest.raises(DoesNotFitError):  # of 8 bytes there is no access of one or two
+        cupynorm.standardize(cupy.asarray(x), axis=1, plan=plan, dtype="float64")
     halves = drawn(x.shape, "float16")
     q, scales = cupynorm.layer_norm(cupy.asarray(halves), axis=1, plan=plan, quantize="int8")
     right = cupynorm.layer_norm(exact(halves), axis=1)

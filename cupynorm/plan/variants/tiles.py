@@ -152,7 +152,9 @@ def as_even(question: Question) -> Question:
     problem = question.problem
     across = problem.across + problem.across % SHIFTED
     rows = problem.rows // problem.across * across
-    return question._replace(problem=replace(problem, shifted=False, vector=SHIFTED, across=across, rows=rows))
+    return question._replace(
+        problem=replace(problem, shifted=False, vector=SHIFTED, across=across, rows=rows)
+    )
 
 
 def may_be_shifted(plan: Plan) -> bool:
