@@ -109,10 +109,8 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   }
   const bool left_over = !Shape::kInWarps && int(threadIdx.x) >= Shape::kThreads;
   Index first = begin + (left_over ? 0 : threadIdx.x / kLanes);
-  auto own_of = own_rows<Shape>(a.load, at.tile, lane, first, a.rows);
-  own_of.leave_out(left_over);
-  const auto own = own_of;
-  const bool here = own.here;  // all rows of a vector are, or none
+  const auto own = own_rows<Shape>(a.load, at.tile, lane, first, a.rows);
+  const bool here = own.here && !left_over;  // all rows of a vector are, or none
   const int64 elsewhere = kWholeRounds ? a.rows - kVector : 0;  // what is read there is in a line that others read
   const ReductionPlaces<Op, Shape, Op::kRounds> places = {shared_memory, mbarriers, meeting};
   const ReductionPlaces<Largest, Shape, false> largest_places = {places.place + places.kBytes, mbarriers + 2, meeting};
@@ -120,8 +118,8 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   typename Store::RowPointer targets[kVector];
 #pragma unroll
   for (int v = 0; v < kVector; ++v) {
-    sources[v] = a.load.at(here ? own.of(v) : elsewhere + v);
-    targets[v] = a.store.at(here ? own.of(v) : elsewhere + v);
+    sources[v] = a.load.at(own.of_or(here, v, elsewhere));
+    targets[v] = a.store.at(own.of_or(here, v, elsewhere));
   }
   Compute own_number[kVector] = {};
   if constexpr (Op::kOwnNumber) {
@@ -315,8 +313,7 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     auto begin = [&](auto& source) {
       if constexpr (kInSteps) source.begin_at(first);
     };
-    const auto rows = [&](int64 tile, int lane) { return own_rows<Shape>(a.load, tile, lane, first, a.rows); };
-    prefetch_tile<Shape>(a.load, at.next, rows, begin, [&](const auto& source, int j) {
+    prefetch_tile<Shape>(a.load, a.rows, at.next, begin, [&](const auto& source, int j) {
       if (!has(j, first + j * kDown)) return;
       if constexpr (kInSteps) source.prefetch_across(Step<kDown>{j});
       else source.prefetch_across(first + j * kDown);
@@ -325,10 +322,10 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   if constexpr (kWholeRounds && kStoresNothing<Store> && !Op::kRounds) {  // each block finishes some of the rows
     reduce_tile<Op, Shape>(total, pivot, places.tile(), part, 0, meeting, prefetch_next,
         [&](int number, const Slot<Op>& all) {
-      const int64 finished = row_of_slot<Shape>(a.load, at.tile, number, a.rows);
+      const int64 finished = at.tile * Shape::kRows + number;
       if (finished < a.rows) a.op.save(finished, a.op.finish(all.state, all.state, a.cols, all.pivot));
-    }, true, slots_of(own));
-    return is_tile<Shape>(a.load, at.next, a.rows);
+    }, true);
+    return at.next * Shape::kRows < a.rows;
   }
   reduce_apart<Op, Shape>(total, pivot, places, part, 0, prefetch_next, slots_of(own));
 
@@ -517,7 +514,7 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
       });
     });
   }
-  return Shape::kOfGrid && is_tile<Shape>(a.load, at.next, a.rows);
+  return Shape::kOfGrid && at.next * Shape::kRows < a.rows;
 }
 
 template <class Op, class Load, class Store, class Shape>

@@ -45,14 +45,14 @@ inline bool meet_for_long(int parts) { return parts >= 24 && parts <= 80; }
 
 // Where blocks of the grid go through tiles, a thread's first elements of the next one are on their way to the L2 cache
 // while all meet, so that memory is not idle (docs/notes/071): begin(source) is called with the pointer to the thread's
-// rows there, own_rows(tile, lane), then prefetch(source, j) for each of these.
-template <class Shape, class Load, class OwnRows, class Begin, class Prefetch>
-inline void prefetch_tile(const Load& load, int64 tile, OwnRows own_rows, Begin begin, Prefetch prefetch) {
+// rows there, then prefetch(source, j) for each of these.
+template <class Shape, class Load, class Begin, class Prefetch>
+inline void prefetch_tile(const Load& load, int64 rows, int64 tile, Begin begin, Prefetch prefetch) {
   if constexpr (Shape::kOfGrid) {
     make_opaque(tile);  // or its address would wait in registers until its elements are loaded
-    const auto own = own_rows(tile, int(threadIdx.x) % Shape::kLanes);
-    if (!own.here) return;
-    auto source = load.at(own.row);
+    const int64 row = (tile * Shape::kLanes + int(threadIdx.x) % Shape::kLanes) * Shape::kVector;
+    if (row >= rows) return;
+    auto source = load.at(row);
     begin(source);
 #pragma unroll 1
     for (int j = 0; j < Shape::kElements / 2; ++j) prefetch(source, j);
@@ -154,11 +154,8 @@ template <class Shape>
 struct RowsOfLanes {
   static constexpr bool has(int) { return true; }
   static int slot(int v) { return int(threadIdx.x) % Shape::kLanes * Shape::kVector + v; }
-  // among those of all groups of threads that share rows
-  static int place(int, int v) {
-    const int lane = threadIdx.x % kWarp, lanes = Shape::kLanes;
-    return (Shape::kInWarps ? int(threadIdx.x) / kWarp * lanes + lane : int(threadIdx.x)) * Shape::kVector + v;
-  }
+  // its place for what the thread has of it, given the thread's number among those that have Slots
+  static int place(int thread, int v) { return thread * Shape::kVector + v; }
 };
 
 // Calls finish(row, slot) once for each of the tile's rows, with the State of the whole row, given those of each
@@ -182,10 +179,10 @@ inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename 
   }
   const int lane = threadIdx.x % kWarp;
   if (Shape::kInWarps ? lane < kLanes : int(threadIdx.x) < Shape::kThreads) {
-    const int group = int(threadIdx.x) / (Shape::kInWarps ? kWarp : kLanes);
+    const int place = Shape::kInWarps ? int(threadIdx.x) / kWarp * kLanes + lane : int(threadIdx.x);
 #pragma unroll
     for (int v = 0; v < Shape::kVector; ++v) {
-      if (own.has(v)) places.slots[own.place(group, v)].slot = {s[v], pivot[v]};
+      if (own.has(v)) places.slots[own.place(place, v)].slot = {s[v], pivot[v]};
     }
   }
   __syncthreads();

@@ -21,11 +21,11 @@ namespace cupynorm {
 //   row, here   The number of the first of the thread's rows, among all, and whether it has any.
 //   has(v)      Whether the thread has its row v, if it has any. A row that it has not is its first one once more, and
 //               its elements are 0.
-//   of(v)       The number of row v. or_first(v, rows): of all rows' first one, if the thread has none.
-//   slot(v)     The same among the tile's. place(group, v): its place for what the thread has of it.
+//   of(v)       The number of row v. or_first(v, rows): of all rows' first one, if the thread has none;
+//               of_or(there, v, other): of another one, if not `there`.
+//   slot(v)     The same among the tile's. place(thread, v): as RowsOfLanes has it.
 //   step(j)     The thread's element j of its rows.
 //   at(col)     Their column.
-//   leave_out(left_over)   A thread that is left over has none.
 template <class Shape>
 struct EvenRows {
   int64 row;
@@ -38,12 +38,12 @@ struct EvenRows {
   static constexpr bool has(int) { return true; }
   int64 of(int v) const { return row + v; }
   int64 or_first(int v, int64 rows) const { return row < rows ? row + v : 0; }
+  int64 of_or(bool there, int v, int64 other) const { return (there ? row : other) + v; }
   static Step<Shape::kDown> step(int j) { return {j}; }
   template <typename Index>
   static Index at(Index col) {
     return col;
   }
-  void leave_out(bool left_over) { here = here && !left_over; }
 };
 
 template <class Shape>
@@ -53,9 +53,10 @@ struct ShiftedRows {
   int first;
   bool here, both;
   static_assert(Shape::kVector == 2 && Shape::kDown % 2 == 0, "all elements of a thread are aligned alike");
-  static_assert(Shape::kLanes % kWarp == 0 || !Shape::kInWarps, "lanes of a warp that share rows have the same");
+  static_assert(Shape::kIsPower && Shape::kLanes >= kWarp, "lanes of a warp that share rows have the same");
+  static_assert(!Shape::kOfGrid, "a thread that has no rows of this tile has none of a next one (docs/notes/089)");
 
-  // Where a tile begins: no tile is there if that is beyond all rows.
+  // The first of a tile's rows, among all, and how many it has.
   struct Tile {
     int64 row;
     int count;
@@ -72,21 +73,20 @@ struct ShiftedRows {
   template <class Load>
   static ShiftedRows of(const Load& load, int64 tile, int lane, int64 col, int64 rows) {
     const Tile own = tile_of(load, tile, rows);
-    const bool here = own.row < rows;
-    const int at = 2 * lane - load.is_second(here ? own.row : 0, col), first = at < 0 ? 0 : at;
-    return {own.row + first, first, here && first < own.count, here && at >= 0 && at + 1 < own.count};
+    const int at = 2 * lane - load.is_second(own.row, col), first = at < 0 ? 0 : at;
+    return {own.row + first, first, first < own.count, at >= 0 && at + 1 < own.count};
   }
   bool has(int v) const { return v == 0 || both; }
   int64 of(int v) const { return row + (v > 0 && both); }
   int64 or_first(int v, int64) const { return here ? of(v) : 0; }
+  int64 of_or(bool there, int v, int64 other) const { return there ? of(v) : other; }
   int slot(int v) const { return first + (v > 0 && both); }
-  int place(int group, int v) const { return group * Shape::kRows + slot(v); }
+  int place(int thread, int v) const { return thread / Shape::kLanes * Shape::kRows + slot(v); }
   Step<Shape::kDown, true> step(int j) const { return {j, both}; }
   template <typename Index>
   ShiftedColumn<Index> at(Index col) const {
     return {col, both};
   }
-  void leave_out(bool left_over) { here &= !left_over, both &= !left_over; }
 };
 
 template <class Load, class Shape>
@@ -114,22 +114,6 @@ inline RowsOfLanes<Shape> slots_of(const EvenRows<Shape>&) {
 template <class Shape>
 inline const ShiftedRows<Shape>& slots_of(const ShiftedRows<Shape>& own) {
   return own;
-}
-// The number among all rows of number `slot` of a tile's; all rows, or more, if there is none.
-template <class Shape, class Load>
-inline int64 row_of_slot(const Load& load, int64 tile, int slot, int64 rows) {
-  if constexpr (kIsOfShifted<Load, Shape>) {
-    const auto own = ShiftedRows<Shape>::tile_of(load, tile, rows);
-    return slot < own.count ? own.row + slot : rows;
-  } else {
-    return tile * Shape::kRows + slot;
-  }
-}
-// Whether there is such a tile.
-template <class Shape, class Load>
-inline bool is_tile(const Load& load, int64 tile, int64 rows) {
-  if constexpr (kIsOfShifted<Load, Shape>) return ShiftedRows<Shape>::tile_of(load, tile, rows).row < rows;
-  else return tile * Shape::kRows < rows;
 }
 
 }  // namespace cupynorm

@@ -187,14 +187,13 @@ struct WholeRows {
   }
   // kWithin: none lies outside of what a mask keeps.
   template <bool kWithin = false>
-  void fetch(const Sources& sources, const Rows& own, const Bounds<int>& read, int j) {
+  void fetch(const Sources& sources, const Bounds<int>& read, int j) {
     if constexpr (Load::kInterval && !kWithin) loaded[j] = {};
     if (!kWithin && !reads(read, j)) return;
     loaded[j] = Load::template load_x_across<kVector>(sources, own.step(has(j) ? j : 0));
   }
   void prefetch_next() const {
-    const auto rows = [&](int64 tile, int lane) { return own_rows<Shape>(a.load, tile, lane, first, a.rows); };
-    prefetch_tile<Shape>(a.load, at.next, rows, [&](auto& source) { source.begin_at(first); },
+    prefetch_tile<Shape>(a.load, a.rows, at.next, [&](auto& source) { source.begin_at(first); },
         [&](const auto& source, int j) {
       if (has(j) && source.template reads<1>(j * kDown)) source.prefetch_across(Step<kDown>{j});
       if constexpr (Load::kDrops) {  // all of it, as none is in registers yet
@@ -226,14 +225,14 @@ struct WholeRows {
         Load::kMaskBytes && !Shape::kOfGrid && AnyOp::kCountsAllKept && !kStoresNothing<Store>;
     if constexpr (kBytesFirst) {
       kept = find_kept<Load, Shape, true>(sources, own, held - down,
-          [this](int j) { fetch(sources, own, read, j); });
+          [this](int j) { fetch(sources, read, j); });
     } else if (is_first_tile()) {
       if (kLoadsAll && keeps_all) {
 #pragma unroll
-        for (int j = 0; j < kElements; ++j) fetch<true>(sources, own, read, j);
+        for (int j = 0; j < kElements; ++j) fetch<true>(sources, read, j);
       } else {
 #pragma unroll
-        for (int j = 0; j < kElements; ++j) fetch(sources, own, read, j);
+        for (int j = 0; j < kElements; ++j) fetch(sources, read, j);
       }
     }
     if (meet_for_long(at.parts)) prefetch_next();
@@ -452,23 +451,18 @@ struct WholeRows {
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
       scales[v] = a.store.scale_of(largest[v].max);
-      if (own.here && own.has(v) && part == 0 && int(threadIdx.x) < kLanes) a.store.save(own.of(v), scales[v]);
+      if (own.here && part == 0 && int(threadIdx.x) < kLanes) {
+        if (own.has(v)) a.store.save(own.of(v), scales[v]);
+      }
     }
   }
   // kNext: each element's place gets that of the next tile.
   template <bool kNext>
-  void store(const Sources& next, const Rows& rows_of_next, const Bounds<int>& read_next) {
+  void store(const Sources& next, const Bounds<int>& read_next) {
 #pragma unroll
     for (int from = 0; from < kElements; from += kPart) {
-      if constexpr (kNext && kIsOfShifted<Load, Shape>) {  // a thread may have rows of the next tile, but none of this
-        if (!there(from)) {
-#pragma unroll
-          for (int j = 0; j < kPart; ++j) fetch(next, rows_of_next, read_next, from + j);
-          continue;
-        }
-      } else if (!(kNext && !kPacked) && !there(from)) {  // a thread of which some tile is the last has a next one
-        break;
-      }
+      // a thread of which some tile is the last has a next one
+      if (!(kNext && !kPacked) && !there(from)) break;
       if constexpr (kPacked) take(from, false);
 #pragma unroll
       for (int j = 0; j < kPart; ++j) {
@@ -482,7 +476,7 @@ struct WholeRows {
             store_at<kVector>(targets, y, from + j);
           }
         }
-        if constexpr (kNext) fetch(next, rows_of_next, read_next, from + j);
+        if constexpr (kNext) fetch(next, read_next, from + j);
       }
     }
   }
@@ -492,7 +486,7 @@ struct WholeRows {
       bool wrong[kVector], any = false;
 #pragma unroll
       for (int v = 0; v < kVector; ++v)
-        wrong[v] = own.here && own.has(v) && !Op::drops_padding(whole[v]), any |= wrong[v];
+        wrong[v] = own.here && !Op::drops_padding(whole[v]) && own.has(v), any |= wrong[v];
       if (!any) return;
       Sources again;  // the pointers from before would have waited in registers
       go_to(again, own);
@@ -524,18 +518,16 @@ inline bool go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
   rows.finish();
   if constexpr (Store::kScales) rows.find_scales();
   typename Rows::Sources next;
-  typename Rows::Rows rows_of_next = {};
   Bounds<int> read;
-  if (Shape::kOfGrid && is_tile<Shape>(a.load, at.next, a.rows)) {
-    rows_of_next = rows.rows_of(at.next);
-    rows.go_to(next, rows_of_next);
+  if (Shape::kOfGrid && at.next * Shape::kRows < a.rows) {
+    rows.go_to(next, rows.rows_of(at.next));
     if constexpr (Load::kInterval) read = Rows::interval_of(next);
-    rows.template store<true>(next, rows_of_next, read);
+    rows.template store<true>(next, read);
     rows.look_later();
     return true;
   }
-  if constexpr (Shape::kOfGrid) rows.template store<false>(next, rows_of_next, read);  // which has two copies already
-  else rows.for_kept([&](auto) { rows.template store<false>(next, rows_of_next, read); });
+  if constexpr (Shape::kOfGrid) rows.template store<false>(next, read);  // which has two copies already
+  else rows.for_kept([&](auto) { rows.template store<false>(next, read); });
   rows.look_later();
   if constexpr (Shape::kOfGrid) exit_thread();  // `loaded` does not wait for a tile that is not there
   return false;

@@ -52,7 +52,6 @@ from cupynorm.plan.variants.tiles import (
     elements_held,
     elements_of,
     fill_the_device,
-    fills_shifted,
     in_parts,
     is_even,
     kinds_of,
@@ -61,6 +60,7 @@ from cupynorm.plan.variants.tiles import (
     most_numbers,
     part_of,
     registers_of,
+    shifted_is_better,
     tiles_of,
     tiling,
     vector_of,
@@ -117,11 +117,13 @@ def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
     """Give plans without their launch, best first: those that hold a row in registers, then nowhere.
 
     variant: whose plans are among them; None for all. Rows that may be shifted are cut as those of an even number of
-    neighbours are, as long as their tiles then have a row for most of their places.
+    neighbours are, as long as that was measured to be better, and waits in no registers over the grid.
     """
     if question.problem.shifted:
-        shifted = functools.partial(fills_shifted, question)
-        yield from itertools.takewhile(shifted, _tilings(as_even(question), variant))
+        better = functools.partial(shifted_is_better, question)
+        of_even = _tilings(as_even(question), variant)
+        of_even = (plan for plan in of_even if not (plan.waits and plan.variant == "split"))
+        yield from itertools.takewhile(better, of_even)
     yield from _tilings(question, variant)
 
 

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from cupynorm._values import replace
 from cupynorm.plan.base import Question
 from cupynorm.plan.config import (
+    HALF_BYTES,
     LEAST_SMS_OF_PART,
     MAX_NUMBERS_ACROSS,
     MAX_PACKED_ACROSS,
@@ -158,16 +159,22 @@ def as_even(question: Question) -> Question:
 
 
 def may_be_shifted(plan: Plan) -> bool:
-    """Say whether all that a thread has, and all threads of a warp that merge rows, are aligned alike: ShiftedRows."""
-    in_warps = plan.across < WARP and is_power_of_two(plan.across)
-    return plan.vector == SHIFTED and plan.group % SHIFTED == 0 and not in_warps
+    """Say whether a kernel is right whose threads have two rows that are aligned together in their columns only."""
+    lanes = plan.across >= WARP and is_power_of_two(plan.across)
+    return plan.vector == SHIFTED and plan.group % SHIFTED == 0 and lanes and plan.variant != "split"
 
 
-def fills_shifted(question: Question, plan: Plan) -> bool:
-    """Say whether rows may be shifted so, and most places of all tiles then have a row."""
-    problem = question.problem
+def shifted_is_better(question: Question, plan: Plan) -> bool:
+    """Say whether threads that have two rows so are better than those that have one: as far as that was measured."""
+    problem, (fewest, share, most_cols) = question.problem, question.rules.apart.shifted
     places = tiles_of(problem, plan) * plan.across * plan.vector
-    return may_be_shifted(plan) and problem.rows >= question.rules.apart.shifted * places
+    fits = may_be_shifted(plan) and problem.across >= fewest and problem.rows >= share * places
+    fits = fits and not problem.load_operands
+    if not plan.waits:
+        return fits
+    large = problem.may_drop and problem.row_numbers == MOST_ROW_NUMBERS
+    several = plan.ctas_per_row > 1 and problem.cols <= most_cols and problem.load_bytes == HALF_BYTES
+    return fits and several and not large
 
 
 def is_shifted(problem: Problem, plan: Plan) -> bool:
