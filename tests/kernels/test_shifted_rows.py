@@ -223,12 +223,22 @@ def test_bytes(name: str) -> None:
     np.testing.assert_allclose(found, right, atol=0.51 * np.abs(right).max() / 127)
 
 
-@pytest.mark.parametrize(("variant", "waits"), [("split", NOWHERE), ("split", IN_REGISTERS)])
-def test_blocks_of_the_grid_have_one_row_of_a_thread(variant: str, waits: int) -> None:
-    """A thread without rows of a tile, the last one of an outer index, may have rows of the next one there."""
-    x = cupy.asarray(drawn((13, 45, 65), "float16"))
+# blocks of the grid: a thread without rows of an outer index's last tile may have rows of the next; all columns of a
+# thread, which are not aligned alike; half of a warp's lanes, whose columns are not
+@pytest.mark.parametrize(
+    "plan",
+    [
+        tiling_apart(2, 4, 32, 128, 3, variant="split", waits=NOWHERE),
+        tiling_apart(2, 4, 32, 128, 3, variant="split"),
+        tiling_apart(2, 45, 32, 32),
+        tiling_apart(2, 6, 16, 128),
+    ],
+    ids=["the grid", "the grid, in registers", "all columns", "few lanes"],
+)
+def test_what_threads_with_two_rows_cannot_do(plan: Plan) -> None:
+    x = cupy.asarray(drawn((3, 45, 65), "float16"))
     with pytest.raises(DoesNotFitError):
-        cupynorm.softmax(x, axis=1, plan=tiling_apart(2, 4, 32, 128, 3, variant=variant, waits=waits))
+        cupynorm.softmax(x, axis=1, plan=plan)
 
 
 # what was measured to be better: clusters that hold a row, and rows that wait nowhere; no float of 32 bits, no pairs,
