@@ -46,11 +46,12 @@ from cupynorm.lower.vectors import (
     common_alignment,
     is_in_runs,
     is_per_row,
+    lies_alike,
     prefetched_bytes,
     run_width,
     vector_width,
 )
-from cupynorm.plan.config import DOUBLE_BYTES
+from cupynorm.plan.config import DOUBLE_BYTES, HALF_BYTES
 from cupynorm.plan.lowering import numbers
 from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler
@@ -118,7 +119,8 @@ def fused_spec(
     problem = _problem(
         x, written, axes, compute, columns, what, apart=apart, in_runs=in_runs, rounds=op.rounds
     )
-    vectors = _vectors(problem, written[0], short=bool(columns), apart=apart)._replace(in_runs=in_runs)
+    vectors = _vectors(problem, written[0], short=bool(columns), apart=apart)
+    vectors = vectors._replace(in_runs=in_runs, shifted=x if problem.shifted else None)
     anywhere = vectors.like is not None
     setting = _Setting(x, axes, cols, compute, vectors, written, anywhere)
     load, of_load = _load_of(setting, what, order)
@@ -226,6 +228,16 @@ def _across(x: View, axes: int) -> int:
     """Return how many rows lie next to one another, element by element; 1 if none do."""
     extents, strides = x.split(axes)[0].collapsed()
     return extents[-1] if strides[-1] == 1 else 1
+
+
+def _may_be_shifted(x: View, what: Around, axes: int) -> bool:
+    """Say whether two neighbouring rows may be accessed at once where they are aligned, in x and what is written.
+
+    Threads that share a row draw a dropout together, by the rows that their lanes have (kernels/row/drawn.cuh).
+    """
+    drawn = any(isinstance(each, Dropout) for each in what.operands)
+    odd = x.dtype.itemsize <= HALF_BYTES and across_width(x, axes) == 1 and not drawn
+    return odd and all(lies_alike(each, x, axes) for each in (x, *_written(what)))
 
 
 def _numbers(x: View) -> View:
@@ -364,6 +376,7 @@ def _problem(
         unaligned=0,
         alignment_period=1,
         across=_across(x, axes),
+        shifted=in_steps and what.sums is None and _may_be_shifted(x, what, axes),
         room=True,
     )
 

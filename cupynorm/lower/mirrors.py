@@ -10,7 +10,7 @@ import numpy as np
 from cupynorm._dtypes import Dtype, cpp, cpp_of_element
 from cupynorm._values import NamedTuple
 from cupynorm.call.view import ROOM, Argument, View
-from cupynorm.lower.vectors import Vectors, across_width, aligned_elements, is_in_runs, is_per_row
+from cupynorm.lower.vectors import Vectors, aligned_elements, is_in_runs, is_per_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -111,7 +111,7 @@ def store_to(out: View, axes: int, vectors: Vectors) -> Struct:
         return direct("DirectStore", out.split(axes)[0])
     index, cols = strided(out.split(axes)[0]), columns_apart(out, axes)
     dtype = np.dtype([("cols", cols.dtype), ("pointer", POINTER), ("rows", index.dtype)], align=True)
-    across = across_width(out, axes) if vectors.across else 1
+    across = vectors.rows_of(out, axes)
     widths = f"{across}, {vectors.width}" if vectors.width > 1 else f"{across}"
     type_name = f"cupynorm::ApartStore<{cpp_of_element(out.dtype)}, {index.cpp}, {cols.cpp}, {widths}>"
     return Struct(type_name, dtype, (cols.values, out.pointer, index.values))
@@ -189,7 +189,7 @@ def operand(stretched: View, axes: int, vectors: Vectors, *, constant: bool) -> 
         [("pointer", POINTER), ("rows", index.dtype), ("cols", columns.dtype)],
         align=True,
     )
-    across = across_width(stretched, axes) if vectors.across else 1
+    across = vectors.rows_of(stretched, axes)
     type_name = f"cupynorm::Scattered<{element}, {index.cpp}, {columns.cpp}, {across}>"
     return Struct(type_name, dtype, (stretched.pointer, index.values, columns.values))
 
@@ -340,6 +340,8 @@ def fused_load(
         f"cupynorm::FusedLoad<{cpp_of_element(x.dtype)}, {index.cpp}, cupynorm::{function}, {masked.cpp}, "
         f"{keeping.cpp}, {given.cpp}, {cols.cpp}>"
     )
+    if vectors.shifted is not None:
+        type_name = f"cupynorm::ShiftedLoad<{type_name}>"
     return Struct(type_name, np.dtype(fields, align=True), values)
 
 

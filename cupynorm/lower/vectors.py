@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from cupynorm._dtypes import Dtype
 from cupynorm._values import NamedTuple
 from cupynorm.call.view import View
-from cupynorm.plan.config import ACCESS_BYTES
+from cupynorm.plan.config import ACCESS_BYTES, REGISTER_BYTES
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -26,6 +26,16 @@ def across_width(each: View, axes: int) -> int:
     others = (*strides[:-1], *cols.collapsed()[1])
     most = max(1, ACCESS_BYTES // each.dtype.itemsize)
     return math.gcd(most, extents[-1], each.pointer // each.dtype.itemsize, *others)
+
+
+def lies_alike(each: View, like: View, axes: int) -> bool:
+    """Say whether neighbouring rows of `like` are neighbours in another array, too, and aligned alike, modulo two."""
+    (extents, strides), (wanted, steps) = (one.split(axes)[0].collapsed() for one in (each, like))
+    neighbours = strides[-1] == steps[-1] == 1 and extents[-1] % wanted[-1] == 0
+    neighbours = (
+        neighbours and each.dtype.itemsize <= REGISTER_BYTES
+    )  # two of more are no access that a kernel has
+    return neighbours and _misalignment(each, 0, 2) == _misalignment(like, 0, 2)
 
 
 def is_in_runs(each: View, axes: int) -> bool:
@@ -73,6 +83,8 @@ class Vectors(NamedTuple):
     better for norms, but worse for softmax (docs/notes/047, "Fused calls").
     realigned: what is not aligned to a whole vector takes two accesses, instead of several of fewer elements.
     across: an access may move an element of several neighbouring rows, whose own elements lie apart.
+    shifted: None, or x where its neighbouring rows do not come in whole vectors, but two of them may be accessed at
+    once wherever they are aligned (kernels/row/own_rows.cuh), in all arrays that lie as x does.
     in_runs: not all of a row's elements lie next to one another, but those of each vector.
     """
 
@@ -82,6 +94,15 @@ class Vectors(NamedTuple):
     realigned: bool = False
     across: bool = False
     in_runs: bool = False
+    shifted: View | None = None
+
+    def rows_of(self, stretched: View, axes: int) -> int:
+        """Return of how many neighbouring rows one access can move an element; 0: of two, where x's are aligned."""
+        if not self.across:
+            return 1
+        if self.shifted is None:
+            return across_width(stretched, axes)
+        return 0 if lies_alike(stretched, self.shifted, axes) else 1
 
     def access_of(self, stretched: View, axes: int) -> int:
         """Return how many elements one access to an operand's vector moves; 0 if it is unaligned and takes two."""

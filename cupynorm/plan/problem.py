@@ -74,6 +74,10 @@ class Problem:
     across
         For rows whose elements lie apart from one another: how many rows are neighbours in memory, element by element;
         1 if none are. 0: rows are contiguous.
+    shifted
+        For rows whose elements lie apart and whose neighbours do not come in whole vectors, as of an odd number: a
+        thread may have two neighbouring rows all the same, those that are aligned together in its columns
+        (kernels/row/own_rows.cuh).
     in_steps
         For rows whose elements lie apart: they are at even distances, and so is what they are computed from. Where all
         threads have as many of them, nothing is asked for each (kernels/row/whole.cuh), and a mask waits as a bit for
@@ -119,6 +123,7 @@ class Problem:
     rounds: bool = False
     sums_of_bytes: bool = False
     in_steps: bool = False
+    shifted: bool = False
     room: bool = False
     row_numbers: int = MOST_ROW_NUMBERS
     adjoining: bool = False

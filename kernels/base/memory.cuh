@@ -14,6 +14,43 @@ inline void store_quad(void* to, unsigned a, unsigned b, unsigned c, unsigned d)
       "r"(d) : "memory");
 }
 
+// Two neighbouring elements of kBytes, or one, to and from the low bytes of a word, or of two words: in one access that
+// is aligned to two elements, or to one. No branch: most threads of a warp have two.
+#define CUPYNORM_ONE_OR_TWO(ACCESS) "{ .reg .pred both; setp.ne.u32 both, %1, 0;" ACCESS " }"
+template <int kBytes>
+inline void load_one_or_two(const void* from, bool both, unsigned* word) {
+  static_assert(kBytes == 1 || kBytes == 2 || kBytes == 4);
+  const auto place = __cvta_generic_to_global(from);
+  if constexpr (kBytes == 1)
+    asm volatile(CUPYNORM_ONE_OR_TWO("@both ld.global.u16 %0, [%2]; @!both ld.global.u8 %0, [%2];")
+        : "=r"(word[0]) : "r"(unsigned(both)), "l"(place));
+  else if constexpr (kBytes == 2)
+    asm volatile(CUPYNORM_ONE_OR_TWO("@both ld.global.u32 %0, [%2]; @!both ld.global.u16 %0, [%2];")
+        : "=r"(word[0]) : "r"(unsigned(both)), "l"(place));
+  else
+    asm volatile(
+        "{ .reg .pred both; setp.ne.u32 both, %2, 0; mov.u32 %1, 0;"
+        " @both ld.global.v2.u32 {%0, %1}, [%3]; @!both ld.global.u32 %0, [%3]; }"
+        : "=r"(word[0]), "=r"(word[1]) : "r"(unsigned(both)), "l"(place));
+}
+template <int kBytes>
+inline void store_one_or_two(void* to, bool both, const unsigned* word) {
+  static_assert(kBytes == 1 || kBytes == 2 || kBytes == 4);
+  const auto place = __cvta_generic_to_global(to);
+  if constexpr (kBytes == 1)
+    asm volatile(CUPYNORM_ONE_OR_TWO("@both st.global.u16 [%2], %0; @!both st.global.u8 [%2], %0;")
+        ::"r"(word[0]), "r"(unsigned(both)), "l"(place) : "memory");
+  else if constexpr (kBytes == 2)
+    asm volatile(CUPYNORM_ONE_OR_TWO("@both st.global.u32 [%2], %0; @!both st.global.u16 [%2], %0;")
+        ::"r"(word[0]), "r"(unsigned(both)), "l"(place) : "memory");
+  else
+    asm volatile(
+        "{ .reg .pred both; setp.ne.u32 both, %2, 0;"
+        " @both st.global.v2.u32 [%3], {%0, %1}; @!both st.global.u32 [%3], %0; }"
+        ::"r"(word[0]), "r"(word[1]), "r"(unsigned(both)), "l"(place) : "memory");
+}
+#undef CUPYNORM_ONE_OR_TWO
+
 // One number to global memory, where the compiler may have lost that it is there: that of sm_120 does, and for others
 // to be told so costs registers.
 template <typename T>

@@ -288,7 +288,7 @@ struct FusedLoad : Cols {
   static Vector<T, kRows> load_across(const Row (&rows)[kRows], Index col, Beside<kRows>& beside) {
     bool any = !kInterval || kKept;
 #pragma unroll
-    for (int r = 0; r < kRows; ++r) any |= rows[r].template reads<1>(col);
+    for (int r = 0; r < kRows; ++r) any |= rows[r].template reads<1>(column_of(col));
     if (!any) {
       beside = {};
       return {};
@@ -305,7 +305,7 @@ struct FusedLoad : Cols {
     if constexpr (kDrops) {
 #pragma unroll
       for (int r = 0; r < kRows; ++r) {
-        const bool kept = rows[r].mask.template bits<1, kKept>(beside.mask.of(r), col) & 1;
+        const bool kept = rows[r].mask.template bits<1, kKept>(beside.mask.of(r), column_of(col)) & 1;
         elements[r] = kept ? elements[r] : padding;
         bits |= unsigned(kept) << r;
       }
@@ -315,7 +315,7 @@ struct FusedLoad : Cols {
   // The same one by one, without a look at the mask; and its bytes, those of all rows in a word, 0 for what it drops.
   template <int kRows, class Row, typename Index>
   static Vector<T, kRows> load_x_across(const Row (&rows)[kRows], Index col) {
-    return load_vector<T, kRows>(rows[0].pointer + rows[0].offset(col));
+    return load_step<T, kRows>(rows[0].pointer + rows[0].offset(col), col);
   }
   template <int kRows, class Row, typename Index>
   static void load_operands_across(const Row (&rows)[kRows], Index col, OperandsBeside<kRows>& operands) {
@@ -375,5 +375,23 @@ struct FusedLoad : Cols {
         operands.at(row)};
   }
 };
+
+// A Load of neighbouring rows that do not come in whole vectors, as of an odd number, where all that is accessed of x's
+// shape lies as x does, modulo two elements. A thread may then have two rows (row/own_rows.cuh), or one as of any Load.
+template <class Inner>
+struct ShiftedLoad : Inner {
+  static constexpr bool kShifted = true;
+  // How many of all rows are neighbours.
+  int64 neighbours(int64 all) const { return innermost_extent(this->rows, all); }
+  // Whether an element is the second one of two that are aligned together.
+  bool is_second(int64 row, int64 col) const {
+    const auto* const place = this->pointer + this->rows.offset(row) + this->offset(col);
+    return reinterpret_cast<unsigned long long>(place) / sizeof(typename Inner::Type) & 1;
+  }
+};
+template <class Load, class = void>
+inline constexpr bool kMayBeShifted = false;
+template <class Load>
+inline constexpr bool kMayBeShifted<Load, decltype(void(Load::kShifted))> = true;
 
 }  // namespace cupynorm

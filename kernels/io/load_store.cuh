@@ -7,6 +7,18 @@
 
 namespace cupynorm {
 
+// One element of each of N neighbouring rows; of one row, if a Step says so, with 0 in place of the other's.
+template <typename T, int N, typename Index>
+inline Vector<T, N> load_step(const T* place, Index col) {
+  if constexpr (kIsShifted<Index> && N == 2) {
+    Vector<T, N> vector;
+    load_one_or_two<int(sizeof(T))>(place, col.both, vector.word);
+    return vector;
+  } else {
+    return load_vector<T, N>(place);
+  }
+}
+
 // Cols: how far columns lie from the first of their row; those of a vector are neighbours.
 template <typename T, int kAxes, class Cols = Adjacent>
 struct DirectLoad : Cols {
@@ -172,7 +184,10 @@ struct ApartStore : Cols {
   };
   template <int kRows, typename Compute, typename Index>
   static void store_across(const RowPointer (&rows)[kRows], const Compute (&y)[kRows], Index col) {
-    if constexpr (kRows <= kAcross) {  // of addresses in Steps the compiler would store a vector's elements one by one
+    if constexpr (kIsShifted<Index> && kRows == 2) {
+      put_across<kRows>(rows, vector_from<T, kRows>(y), col);
+    } else if constexpr (kRows <= kAcross) {
+      // of addresses in Steps the compiler would store a vector's elements one by one
       rows[0].template put<kIsStep<Index>>(vector_from<T, kRows>(y), col);
     } else {
 #pragma unroll
@@ -185,7 +200,9 @@ struct ApartStore : Cols {
   // The same of elements that have T already.
   template <int kRows, typename Index>
   static void put_across(const RowPointer (&rows)[kRows], const Vector<T, kRows>& vector, Index col) {
-    if constexpr (kRows <= kAcross) {
+    if constexpr (kIsShifted<Index> && kRows == 2) {
+      store_one_or_two<int(sizeof(T))>(rows[0].pointer + rows[0].offset(col), col.both, vector.word);
+    } else if constexpr (kRows <= kAcross) {
       rows[0].template put<kIsStep<Index>>(vector, col);
     } else {
 #pragma unroll

@@ -268,7 +268,7 @@ struct PerRow : LoadsNoColumns {
 };
 
 // Elements anywhere: one at a time along a row. Cols: how far from the first of their row. Those of one column, in
-// kAcross_ neighbouring rows, lie next to one another.
+// kAcross_ neighbouring rows, lie next to one another; 0: those of two rows do, wherever x's are aligned to two.
 template <typename T, int kAxes, class Cols, int kAcross_ = 1>
 struct Scattered {
   using Type = T;

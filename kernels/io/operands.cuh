@@ -172,7 +172,7 @@ struct OfRows<Operand, kRows, true> {
   Vector<Type, kRows> rows;
   template <class Get, typename Index>
   void load(Get get, Index col) {
-    rows = load_vector<Type, kRows>(place_in_row(get(0).pointer, get(0).cols, col));
+    rows = load_step<Type, kRows>(place_in_row(get(0).pointer, get(0).cols, col), col);
   }
   template <class Get, typename Index>
   void load_of_rows(Get get, Index col) {

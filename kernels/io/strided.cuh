@@ -11,22 +11,45 @@ inline int64 quotient(int64 index, int64 divisor, unsigned multiplier, unsigned 
   return (multiply_high(unsigned(index), multiplier) + unsigned(index)) >> shift;
 }
 
-// A column, counted in steps of kApart columns from the one at which the pointers to its rows begin.
-template <int kApart>
+// A column, counted in steps of kApart columns from the one at which the pointers to its rows begin. kShifted: of a
+// thread that has two neighbouring rows, or one (ShiftedRows in row/own_rows.cuh); `both` says which.
+template <int kApart, bool kShifted = false>
 struct Step {
   int number;
 };
+template <int kApart>
+struct Step<kApart, true> {
+  int number;
+  bool both;
+};
+// The same of a column by its number.
+template <typename Index>
+struct ShiftedColumn {
+  Index number;
+  bool both;
+  operator Index() const { return number; }
+};
 template <typename Index>
 inline constexpr bool kIsStep = false;
+template <int kApart, bool kShifted>
+inline constexpr bool kIsStep<Step<kApart, kShifted>> = true;
+template <typename Index>
+inline constexpr bool kIsShifted = false;
 template <int kApart>
-inline constexpr bool kIsStep<Step<kApart>> = true;
+inline constexpr bool kIsShifted<Step<kApart, true>> = true;
+template <typename Index>
+inline constexpr bool kIsShifted<ShiftedColumn<Index>> = true;
 // How many columns behind the one that pointers begin at.
 template <typename Index>
 inline Index column_of(Index col) {
   return col;
 }
-template <int kApart>
-inline int column_of(Step<kApart> step) {
+template <typename Index>
+inline Index column_of(ShiftedColumn<Index> col) {
+  return col.number;
+}
+template <int kApart, bool kShifted>
+inline int column_of(Step<kApart, kShifted> step) {
   return kApart * step.number;
 }
 // Whether columns that lie so are at one distance from one another, so that Steps say where they are.
@@ -59,13 +82,20 @@ template <>
 struct Strided<1> {
   int64 stride[1];
   int64 offset(int64 index) const { return index * stride[0]; }
-  template <int kApart>
-  int64 offset(Step<kApart> step) const {
+  template <int kApart, bool kShifted>
+  int64 offset(Step<kApart, kShifted> step) const {
     return stride[0] * (kApart * step.number);
   }
 };
 template <>
 inline constexpr bool kEvenlyApart<Strided<1>> = true;
+
+// How many of all indices are along the innermost axis.
+template <int kAxes>
+inline int64 innermost_extent(const Strided<kAxes>& index, int64 all) {
+  if constexpr (kAxes == 1) return all;
+  else return index.extent[kAxes - 1];
+}
 
 // The same of operands, in 32 bits: fewer than 2^31 indices, and places within 2^31 of the first. kRepeats: all of the
 // innermost axis lie at one place, as one length does for all of a batch's queries.
@@ -87,8 +117,8 @@ struct Strided32 {
     return sum + int(index) * stride[0];
   }
   // one instruction, with the addition to a pointer, where the number of the step is known
-  template <int kApart>
-  int64 offset(Step<kApart> step) const {
+  template <int kApart, bool kShifted>
+  int64 offset(Step<kApart, kShifted> step) const {
     static_assert(kAxes == 1, "the others lie at several distances");
     return int64(stride[0]) * (kApart * step.number);
   }
@@ -101,8 +131,8 @@ template <typename T, class Cols, typename Index>
 inline const T* place_in_row(const T* row, const Cols& cols, Index col) {
   return row + cols.offset(col);
 }
-template <typename T, bool kRepeats, int kApart>
-inline const T* place_in_row(const T* row, const Strided32<1, kRepeats>& cols, Step<kApart> step) {
+template <typename T, bool kRepeats, int kApart, bool kShifted>
+inline const T* place_in_row(const T* row, const Strided32<1, kRepeats>& cols, Step<kApart, kShifted> step) {
   return behind(row, cols.stride[0], kApart * int(sizeof(T)) * step.number);
 }
 

@@ -109,8 +109,8 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   }
   const bool left_over = !Shape::kInWarps && int(threadIdx.x) >= Shape::kThreads;
   Index first = begin + (left_over ? 0 : threadIdx.x / kLanes);
-  const int64 row = (at.tile * kLanes + lane) * kVector;
-  const bool here = row < a.rows && !left_over;  // all rows of a vector are, or none
+  const auto own = own_rows<Shape>(a.load, at.tile, lane, first, a.rows);
+  const bool here = own.here && !left_over;  // all rows of a vector are, or none
   const int64 elsewhere = kWholeRounds ? a.rows - kVector : 0;  // what is read there is in a line that others read
   const ReductionPlaces<Op, Shape, Op::kRounds> places = {shared_memory, mbarriers, meeting};
   const ReductionPlaces<Largest, Shape, false> largest_places = {places.place + places.kBytes, mbarriers + 2, meeting};
@@ -118,13 +118,13 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   typename Store::RowPointer targets[kVector];
 #pragma unroll
   for (int v = 0; v < kVector; ++v) {
-    sources[v] = a.load.at((here ? row : elsewhere) + v);
-    targets[v] = a.store.at((here ? row : elsewhere) + v);
+    sources[v] = a.load.at(own.of_or(here, v, elsewhere));
+    targets[v] = a.store.at(own.of_or(here, v, elsewhere));
   }
-  Compute own[kVector] = {};
+  Compute own_number[kVector] = {};
   if constexpr (Op::kOwnNumber) {
 #pragma unroll
-    for (int v = 0; v < kVector; ++v) own[v] = sources[v].own_number();
+    for (int v = 0; v < kVector; ++v) own_number[v] = sources[v].own_number();
   }
   if constexpr (kInSteps) {
 #pragma unroll
@@ -162,8 +162,8 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   };
   auto fetch = [&](Index at, auto round) {
     each_element(at, round, [&](int j, Index col) {
-      if constexpr (kInSteps) loaded[j] = Load::template load_across<kVector>(sources, Step<kDown>{j}, beside[j]);
-      else loaded[j] = Load::template load_across<kVector, decltype(round)::kKept>(sources, col, beside[j]);
+      if constexpr (kInSteps) loaded[j] = Load::template load_across<kVector>(sources, own.step(j), beside[j]);
+      else loaded[j] = Load::template load_across<kVector, decltype(round)::kKept>(sources, own.at(col), beside[j]);
     });
   };
   auto fetch_operands = [&](Index at, auto round) {
@@ -188,11 +188,11 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
       }
     }
     each_of_part(from, at, round, [&](int j, Index col) {
-      Element own[kVector];
+      Element computed[kVector];
       keeps |= Bits(Load::template unpack_across<kVector, decltype(round)::kKept>(sources, loaded[from + j],
-                   beside[from + j], own, col, Op::padding())) << j * kVector;
+                   beside[from + j], computed, col, Op::padding())) << j * kVector;
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) x[v][j] = own[v];
+      for (int v = 0; v < kVector; ++v) x[v][j] = computed[v];
       ++there;
     });
     if constexpr (Op::kHasPivot && !kAll) {  // the pivot is an element of the row, never padding
@@ -208,10 +208,10 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   auto store_computed = [&](int j, Index col) {
     if constexpr (Load::kStoresComputed) {
       if ((kEven || kWholeRounds) && !here) return;
-      Element own[kVector];
+      Element computed[kVector];
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) own[v] = x[v][j];
-      Load::template store_computed_across<kVector>(sources, own, col);
+      for (int v = 0; v < kVector; ++v) computed[v] = x[v][j];
+      Load::template store_computed_across<kVector>(sources, computed, own.at(col));
     }
   };
 
@@ -219,8 +219,8 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     Index from = cols, to = 0;
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
-      const auto& own = sources[v].mask.interval;
-      from = from < own.begin ? from : own.begin, to = to > own.end ? to : own.end;
+      const auto& kept = sources[v].mask.interval;
+      from = from < kept.begin ? from : kept.begin, to = to > kept.end ? to : kept.end;
     }
     if (!kWholeRounds && first < from) first += (from - first + (kDown - 1)) / kDown * kDown;
     end = end < to ? end : to;
@@ -233,11 +233,11 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     bool begun = true;
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
-      const auto& own = sources[v].mask.interval;
-      to = to < own.end ? to : own.end, begun &= own.begin <= first;
+      const auto& kept = sources[v].mask.interval;
+      to = to < kept.end ? to : kept.end, begun &= kept.begin <= first;
     }
-    const unsigned own = begun && to > first ? unsigned((to - first + (kDown - 1)) / kRound) : 0;
-    rounds = ~largest_of_warp(~own);
+    const unsigned mine = begun && to > first ? unsigned((to - first + (kDown - 1)) / kRound) : 0;
+    rounds = ~largest_of_warp(~mine);
   }
   auto each_round = [&](auto&& body) {
     Index at = first;
@@ -305,8 +305,8 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
   }
 #pragma unroll
   for (int v = 0; v < kVector; ++v) {
-    if constexpr (Op::kOwnNumber) pivot[v] = own[v];
-    mine[v] = with_own<Op>(mine[v], own[v]);
+    if constexpr (Op::kOwnNumber) pivot[v] = own_number[v];
+    mine[v] = with_own<Op>(mine[v], own_number[v]);
     total[v] = mine[v];
   }
   const auto prefetch_next = [&] {
@@ -327,7 +327,7 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
     }, true);
     return at.next * Shape::kRows < a.rows;
   }
-  reduce_apart<Op, Shape>(total, pivot, places, part, 0, prefetch_next);
+  reduce_apart<Op, Shape>(total, pivot, places, part, 0, prefetch_next, slots_of(own));
 
   // ---- further rounds, of ops that have them
   // Calls body(number, column, round) for each part of what the thread has of its rows.
@@ -435,7 +435,7 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
 #pragma unroll
   for (int v = 0; v < kVector; ++v) {
     whole[v] = a.op.finish(kHolds && !kPacked ? mine[v] : total[v], total[v], a.cols, pivot[v]);
-    if (saves) a.op.save(row + v, whole[v]);
+    if (saves && own.has(v)) a.op.save(own.of(v), whole[v]);
   }
 
   if constexpr (kPacked && kMany) make_opaque(first);  // or parameters of all columns would be loaded here
@@ -476,11 +476,11 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
         }
       });
     });
-    reduce_apart<Largest, Shape>(largest, zero, largest_places, part);
+    reduce_apart<Largest, Shape>(largest, zero, largest_places, part, 0, NothingMeanwhile(), slots_of(own));
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
       scales[v] = a.store.scale_of(largest[v].max);
-      if (saves) a.store.save(row + v, scales[v]);
+      if (saves && own.has(v)) a.store.save(own.of(v), scales[v]);
     }
     each_part([&](int from, Index at, auto round) {
       bring(from, at, round);
@@ -493,8 +493,8 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
 #pragma unroll
           for (int v = 0; v < kVector; ++v) z[v] = field(x[v][j], 0);
         }
-        if constexpr (kInSteps) Store::template store_scaled_across<kVector>(targets, z, scales, Step<kDown>{from + j});
-        else Store::template store_scaled_across<kVector>(targets, z, scales, col);
+        if constexpr (kInSteps) Store::template store_scaled_across<kVector>(targets, z, scales, own.step(from + j));
+        else Store::template store_scaled_across<kVector>(targets, z, scales, own.at(col));
       });
     });
   } else {
@@ -509,8 +509,8 @@ inline bool go_through_any_rows(const Arguments<Op, Load, Store>& a, Mbarrier (&
         results(j, y);
         const auto columns = a.store.template columns<1>(col);
         if constexpr (kInSteps)
-          Store::template store_across<kVector>(targets, y, columns, operands[from + j], Step<kDown>{from + j});
-        else Store::template store_across<kVector>(targets, y, columns, operands[from + j], col);
+          Store::template store_across<kVector>(targets, y, columns, operands[from + j], own.step(from + j));
+        else Store::template store_across<kVector>(targets, y, columns, operands[from + j], own.at(col));
       });
     });
   }

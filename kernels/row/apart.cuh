@@ -149,15 +149,25 @@ inline void reduce_over_grid(Gather gather, int part, GridMeeting* meeting, Mean
     finish(row, read_slot(totals + row));
 }
 
+// Which of a tile's rows a thread has: kVector of them, as lanes come. own_rows.cuh has others.
+template <class Shape>
+struct RowsOfLanes {
+  static constexpr bool has(int) { return true; }
+  static int slot(int v) { return int(threadIdx.x) % Shape::kLanes * Shape::kVector + v; }
+  // its place for what the thread has of it, given the thread's number among those that have Slots
+  static int place(int thread, int v) { return thread * Shape::kVector + v; }
+};
+
 // Calls finish(row, slot) once for each of the tile's rows, with the State of the whole row, given those of each
 // thread's rows and what they are counted from, which is the same in a warp. All threads must call; turn: how often
 // they have before, 0 without kMore. They see what finish has written. each_its_own: of rows that blocks of the grid
-// share and that wait nowhere, only one of these blocks calls finish for each. The order of merges follows from Shape
-// alone, and from how many blocks of the grid share rows.
-template <class Op, class Shape, bool kMore, class Room, class Meanwhile, class Finish>
+// share and that wait nowhere, only one of these blocks calls finish for each. own: which rows the thread has. In which
+// order States are merged follows from Shape alone, and from how many blocks of the grid share rows.
+template <class Op, class Shape, bool kMore, class Room, class Meanwhile, class Finish,
+    class Own = RowsOfLanes<Shape>>
 inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
     const TileReduction<Op, Shape, kMore, Room>& places, int part, int turn, GridMeeting* meeting,
-    Meanwhile meanwhile, Finish finish, bool each_its_own = false) {
+    Meanwhile meanwhile, Finish finish, bool each_its_own = false, const Own& own = {}) {
   constexpr int kLanes = Shape::kLanes, kCtasPerRow = Shape::kCtasPerRow, kQuads = SlotWords<Op>::kQuads;
   using OfWarps = GatheredSlots<Op, Shape, Shape::kSlots>;
   const auto finish_once = [&](int row, int number, const Slot<Op>& all) {
@@ -171,7 +181,9 @@ inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename 
   if (Shape::kInWarps ? lane < kLanes : int(threadIdx.x) < Shape::kThreads) {
     const int place = Shape::kInWarps ? int(threadIdx.x) / kWarp * kLanes + lane : int(threadIdx.x);
 #pragma unroll
-    for (int v = 0; v < Shape::kVector; ++v) places.slots[place * Shape::kVector + v].slot = {s[v], pivot[v]};
+    for (int v = 0; v < Shape::kVector; ++v) {
+      if (own.has(v)) places.slots[own.place(place, v)].slot = {s[v], pivot[v]};
+    }
   }
   __syncthreads();
   if constexpr (kCtasPerRow == 1) {
@@ -233,16 +245,18 @@ struct ReductionPlaces {
 // The States of a thread's rows become those of whole rows, counted from the thread's own pivots, which are the same in
 // a warp. All threads must call; turn: how often they have before. The mbarriers have been made, and the blocks of the
 // cluster have met since. States are merged in an order that follows from Shape alone.
-template <class Op, class Shape, bool kMore, class Room, class Meanwhile = NothingMeanwhile>
+template <class Op, class Shape, bool kMore, class Room, class Meanwhile = NothingMeanwhile,
+    class Own = RowsOfLanes<Shape>>
 inline void reduce_apart(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
-    const ReductionPlaces<Op, Shape, kMore, Room>& places, int part, int turn = 0, Meanwhile meanwhile = {}) {
+    const ReductionPlaces<Op, Shape, kMore, Room>& places, int part, int turn = 0, Meanwhile meanwhile = {},
+    const Own& own = {}) {
   constexpr int kVector = Shape::kVector, kLanes = Shape::kLanes;
   if constexpr (ReductionPlaces<Op, Shape, kMore, Room>::kAny) {
     reduce_tile<Op, Shape>(s, pivot, places.tile(), part, turn, places.meeting, meanwhile,
-        [&](int row, const Slot<Op>& all) { places.whole(row) = all; });
+        [&](int row, const Slot<Op>& all) { places.whole(row) = all; }, false, own);
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
-      const Slot<Op> all = places.whole(int(threadIdx.x) % kLanes * kVector + v);
+      const Slot<Op> all = places.whole(own.slot(v));
       s[v] = Op::rebase(all.state, all.pivot, pivot[v]);
     }
   } else if constexpr (kLanes < kWarp) {

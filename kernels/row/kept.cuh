@@ -1,7 +1,7 @@
 // Which elements of whole rows (whole.cuh) a mask keeps.
 #pragma once
 #include <io/masks.cuh>
-#include <row/apart.cuh>
+#include <row/own_rows.cuh>
 
 namespace cupynorm {
 
@@ -19,9 +19,9 @@ inline bool has_element(int number, int last) {
 // first column on. kFirst: before x is loaded, by fetch(j) for each of these elements, behind the loads of some bytes,
 // so that both are on their way together; as many bytes at once as there are registers for. Else a word after the
 // other, in a loop: unrolled, all bytes would be loaded at once, to registers that are not free.
-template <class Load, class Shape, bool kFirst, class Fetch>
-inline KeptOfRows<Shape> find_kept_by_bytes(const typename Load::RowPointer (&rows)[Shape::kVector], int last,
-    Fetch fetch) {
+template <class Load, class Shape, bool kFirst, class Own, class Fetch>
+inline KeptOfRows<Shape> find_kept_by_bytes(const typename Load::RowPointer (&rows)[Shape::kVector], const Own& own,
+    int last, Fetch fetch) {
   constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kOfQuad = 4 / kVector, kOfWord = 8 * kOfQuad,
       kWords = KeptOfRows<Shape>::kWords;
   constexpr int kAtATime = kFirst && kOfWord < 48 ? part_of_elements(kWords, 48 / kOfWord) : 1,  // words
@@ -35,7 +35,7 @@ inline KeptOfRows<Shape> find_kept_by_bytes(const typename Load::RowPointer (&ro
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) {
       bytes[j] = 0;
-      if (has_byte(j)) bytes[j] = Load::template mask_bytes_across<kVector>(sources, Step<Shape::kDown>{j});
+      if (has_byte(j)) bytes[j] = Load::template mask_bytes_across<kVector>(sources, own.step(j));
     }
 #pragma unroll
     for (int j = 0; j < kLoads; ++j) fetch_one(j);
@@ -95,12 +95,13 @@ inline KeptOfRows<Shape> find_kept_by_intervals(const typename Load::RowPointer 
   return kept;
 }
 
-// Finds them, given the pointers to the rows from the thread's first column on. It has those before column `last`,
-// counted from there. kFirst, fetch: as in find_kept_by_bytes.
-template <class Load, class Shape, bool kFirst, class Fetch>
-inline KeptOfRows<Shape> find_kept(const typename Load::RowPointer (&rows)[Shape::kVector], int last, Fetch fetch) {
+// Finds them, given the pointers to the rows from the thread's first column on, and which these are (own_rows.cuh). It
+// has those before column `last`, counted from there. kFirst, fetch: as in find_kept_by_bytes.
+template <class Load, class Shape, bool kFirst, class Own, class Fetch>
+inline KeptOfRows<Shape> find_kept(const typename Load::RowPointer (&rows)[Shape::kVector], const Own& own, int last,
+    Fetch fetch) {
   KeptOfRows<Shape> kept;
-  if constexpr (Load::kMaskBytes) kept = find_kept_by_bytes<Load, Shape, kFirst>(rows, last, fetch);
+  if constexpr (Load::kMaskBytes) kept = find_kept_by_bytes<Load, Shape, kFirst>(rows, own, last, fetch);
   if constexpr (Load::kInterval) {
     const KeptOfRows<Shape> within = find_kept_by_intervals<Load, Shape>(rows, last);
 #pragma unroll

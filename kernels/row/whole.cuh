@@ -119,6 +119,7 @@ struct WholeRows {
   using Largest = Magnitude<Compute>;
   using LargestPlaces = ReductionPlaces<Largest, Shape, false>;
   using Sources = typename Load::RowPointer[kVector];
+  using Rows = typename OwnRowsOf<Load, Shape>::Type;
   using Operands = typename Load::template OperandsBeside<kVector>;
   static constexpr bool kConverted = Store::Affines::kPresent && kRound <= kWholeColumns;
   // Whether results of padding are what is to be stored for what is dropped, but in rows that are looked at later.
@@ -143,7 +144,7 @@ struct WholeRows {
   typename Conditional<kHoldsOperands, HeldOperands<AnyOp, Load, Shape>&, NoColumns>::Type operands;
   int part, lane, down;     // this block's number of those that share the rows; the thread's rows, and its columns
   int begin, held, first;   // the block's first column, how many it has, and the thread's first
-  bool here;                // whether the thread has rows: all of a vector, or none. Else it reads the first ones
+  Rows own;  // which rows of the tile the thread has. One that has none reads the first ones
   Sources sources;
   Bounds<int> read;  // by which columns, counted from the first, a mask that keeps intervals drops what is not read
   typename Store::RowPointer targets[kVector];
@@ -163,21 +164,21 @@ struct WholeRows {
     lane = thread % kLanes, down = thread / kLanes;
     const Shares shares = Shape::kFull ? Shares{kRound, 0} : Shares::of(a.cols, at.parts);
     begin = int(shares.begin(part)), held = Shape::kFull ? kRound : int(shares.held(part)), first = begin + down;
-    here = row_of(at.tile) < a.rows;
+    own = rows_of(at.tile);
   }
 
-  int64 row_of(int64 tile) const { return (tile * kLanes + lane) * kVector; }
+  Rows rows_of(int64 tile) const { return own_rows<Shape>(a.load, tile, lane, first, a.rows); }
   bool has(int j) const { return has_element<Shape>(j, held - down); }  // an element of each row
   // Asked before each part of what waits packed, though the answer is that of the first. Without such branches the
   // compiler computes all parts before it stores the first, and keeps elements as numbers from their State on to their
   // results (255 registers instead of 110).
-  bool there(int from) const { return first + from * kDown < (here ? begin + held : 0); }
+  bool there(int from) const { return first + from * kDown < (own.here ? begin + held : 0); }
   bool is_first_tile() const { return !Shape::kOfGrid || places.meeting->turn == 0; }
 
   // ---- what is loaded
-  void go_to(Sources& sources, int64 row) const {
+  void go_to(Sources& sources, const Rows& own) const {
 #pragma unroll
-    for (int v = 0; v < kVector; ++v) sources[v] = a.load.at(row < a.rows ? row + v : 0), sources[v].begin_at(first);
+    for (int v = 0; v < kVector; ++v) sources[v] = a.load.at(own.or_first(v, a.rows)), sources[v].begin_at(first);
   }
   // What a mask keeps an interval of: columns from the first on, of any of the rows.
   static Bounds<int> interval_of(const Sources& sources) {
@@ -197,7 +198,7 @@ struct WholeRows {
       const Bounds<int> own = sources[v].interval();
       all &= own.begin <= 0 && own.end >= held - down;
     }
-    return all || !here;
+    return all || !own.here;
   }
   bool reads(const Bounds<int>& read, int j) const {
     return !Load::kInterval || (j * kDown >= read.begin && j * kDown < read.end);
@@ -207,7 +208,7 @@ struct WholeRows {
   void fetch(const Sources& sources, const Bounds<int>& read, int j) {
     if constexpr (Load::kInterval && !kWithin) loaded[j] = {};
     if (!kWithin && !reads(read, j)) return;
-    const Step<kDown> step = {has(j) ? j : 0};
+    const auto step = own.step(has(j) ? j : 0);
     loaded[j] = Load::template load_x_across<kVector>(sources, step);
     if constexpr (kHoldsOperands) {
       if constexpr (kNext) Load::template load_rows_operands_across<kVector>(sources, step, operands[j]);
@@ -239,15 +240,14 @@ struct WholeRows {
     if constexpr (!Places::kAny) __syncthreads();  // else the reduction has barriers
   }
   void load() {
-    const int64 row = row_of(at.tile);
-    go_to(sources, row);
+    go_to(sources, own);
     if constexpr (Load::kInterval) read = interval_of(sources);
     if constexpr (kOfIntervals) keeps_all = all_lanes(keeps_all_of(sources));
     // Bytes of a mask are loaded before x, which gets their registers, where that was measured (docs/notes/087).
     constexpr bool kBytesFirst =
         Load::kMaskBytes && !Shape::kOfGrid && AnyOp::kCountsAllKept && !kStoresNothing<Store>;
     if constexpr (kBytesFirst) {
-      kept = find_kept<Load, Shape, true>(sources, held - down,
+      kept = find_kept<Load, Shape, true>(sources, own, held - down,
           [this](int j) { fetch(sources, read, j); });
     } else if (is_first_tile()) {
       if (kLoadsAll && keeps_all) {
@@ -261,17 +261,17 @@ struct WholeRows {
     if (meet_for_long(at.parts)) prefetch_next();
     // ---- while they are on their way
 #pragma unroll
-    for (int v = 0; v < kVector; ++v) targets[v] = a.store.at(here ? row + v : 0), targets[v].begin_at(first);
+    for (int v = 0; v < kVector; ++v) targets[v] = a.store.at(own.here ? own.of(v) : 0), targets[v].begin_at(first);
     if constexpr (Op::kOwnNumber) {
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) pivot[v] = a.load.at(here ? row + v : 0).own_number();
+      for (int v = 0; v < kVector; ++v) pivot[v] = a.load.at(own.here ? own.of(v) : 0).own_number();
     }
     if constexpr (kConverted) convert_parameters();
     if constexpr (kDraws<Load>) draw_across<Shape>(sources, lane, down, held);
     if constexpr (Load::kDrops) {
       if (kLoadsAll && keeps_all) keep_all();
       else if constexpr (!kBytesFirst)
-        kept = find_kept<Load, Shape, false>(sources, held - down, [](int) {});
+        kept = find_kept<Load, Shape, false>(sources, own, held - down, [](int) {});
       if constexpr (Own::kAny) {
         if (!kOfIntervals || !keeps_all) drop_halves<Shape>(kept, loaded);
       }
@@ -302,13 +302,13 @@ struct WholeRows {
 
   // ---- the rows' States
   void take_one(int from, int j, const Operands& operands, bool pads) {
-    Element own[kVector];
-    Load::template compute_across<kVector>(sources, loaded[from + j], operands, own, Step<kDown>{from + j});
+    Element computed[kVector];
+    Load::template compute_across<kVector>(sources, loaded[from + j], operands, computed, own.step(from + j));
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
       const Element padding = AnyOp::padding();
-      if constexpr (Load::kDrops) x[v][j] = !pads || kept.has((from + j) * kVector + v) ? own[v] : padding;
-      else x[v][j] = has(from + j) ? own[v] : Op::kHasPivot && j > 0 ? x[v][0] : padding;
+      if constexpr (Load::kDrops) x[v][j] = !pads || kept.has((from + j) * kVector + v) ? computed[v] : padding;
+      else x[v][j] = has(from + j) ? computed[v] : Op::kHasPivot && j > 0 ? x[v][0] : padding;
     }
   }
   // Computes a part of what was loaded, with padding in place of what a mask drops, or without. Operands of each
@@ -328,7 +328,7 @@ struct WholeRows {
         for (int j = 0; j < kBatch; ++j) {
           const int number = from + first + j;
           if (!reads(read, number)) continue;
-          const Step<kDown> step = {has(number) ? number : 0};
+          const auto step = own.step(has(number) ? number : 0);
           Load::template load_operands_across<kVector>(sources, step, operands[first / kBatch % 2][j]);
         }
       };
@@ -345,11 +345,11 @@ struct WholeRows {
     if constexpr (Load::kStoresComputed) {
 #pragma unroll
       for (int j = 0; j < kPart; ++j) {
-        if (!here || !has(from + j)) continue;
-        Element own[kVector];
+        if (!own.here || !has(from + j)) continue;
+        Element computed[kVector];
 #pragma unroll
-        for (int v = 0; v < kVector; ++v) own[v] = x[v][j];
-        Load::template store_computed_across<kVector>(sources, own, Step<kDown>{from + j});
+        for (int v = 0; v < kVector; ++v) computed[v] = x[v][j];
+        Load::template store_computed_across<kVector>(sources, computed, own.step(from + j));
       }
     }
   }
@@ -410,7 +410,7 @@ struct WholeRows {
     for (int v = 0; v < kVector; ++v) total[v] = mine[v] = with_own<Op>(mine[v], pivot[v]);
     reduce_apart<Op, Shape>(total, pivot, places, part, 0, [&] {
       if (!meet_for_long(at.parts)) prefetch_next();
-    });
+    }, slots_of(own));
   }
 
   // ---- their results
@@ -418,9 +418,11 @@ struct WholeRows {
     const Op op = Own::of(a.op);
 #pragma unroll
     for (int v = 0; v < kVector; ++v) whole[v] = op.finish(kPacked ? total[v] : mine[v], total[v], a.cols, pivot[v]);
-    if (here && part == 0 && int(threadIdx.x) < kLanes) {
+    if (own.here && part == 0 && int(threadIdx.x) < kLanes) {
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) op.save(row_of(at.tile) + v, whole[v]);
+      for (int v = 0; v < kVector; ++v) {
+        if (own.has(v)) op.save(own.of(v), whole[v]);
+      }
     }
   }
   // The results for element `from` + j, of a part that has been computed.
@@ -440,7 +442,7 @@ struct WholeRows {
   template <int kRows>
   void store_at(const typename Store::RowPointer (&targets)[kRows], const Compute (&y)[kRows], int j) const {
     constexpr typename Store::template EpilogueOperands<1> kNoOperands[kRows] = {};
-    Store::template store_across<kRows>(targets, y, columns(j), kNoOperands, Step<kDown>{j});
+    Store::template store_across<kRows>(targets, y, columns(j), kNoOperands, own.step(j));
   }
   // The same where a row has a scale, which its largest result decides.
   void scaled_results(int from, int j, Compute (&z)[kVector]) const {
@@ -470,11 +472,14 @@ struct WholeRows {
       }
     }
     const LargestPlaces largest_places = {places.place + Places::kBytes, places.mbarriers + 2, places.meeting};
-    reduce_apart<Largest, Shape>(largest, zero, largest_places, part);
+    reduce_apart<Largest, Shape>(largest, zero, largest_places, part, 0, NothingMeanwhile(),
+        slots_of(own));
 #pragma unroll
     for (int v = 0; v < kVector; ++v) {
       scales[v] = a.store.scale_of(largest[v].max);
-      if (here && part == 0 && int(threadIdx.x) < kLanes) a.store.save(row_of(at.tile) + v, scales[v]);
+      if (own.here && part == 0 && int(threadIdx.x) < kLanes) {
+        if (own.has(v)) a.store.save(own.of(v), scales[v]);
+      }
     }
   }
   // kNext: each element's place gets that of the next tile.
@@ -491,7 +496,7 @@ struct WholeRows {
           Compute y[kVector];
           if constexpr (Store::kScales) {
             scaled_results(from, j, y);
-            Store::template store_scaled_across<kVector>(targets, y, scales, Step<kDown>{from + j});
+            Store::template store_scaled_across<kVector>(targets, y, scales, own.step(from + j));
           } else {
             results(from, j, y);
             store_at<kVector>(targets, y, from + j);
@@ -506,13 +511,14 @@ struct WholeRows {
     if constexpr (kLooksLater) {
       bool wrong[kVector], any = false;
 #pragma unroll
-      for (int v = 0; v < kVector; ++v) wrong[v] = here && !Op::drops_padding(whole[v]), any |= wrong[v];
+      for (int v = 0; v < kVector; ++v)
+        wrong[v] = own.here && !Op::drops_padding(whole[v]) && own.has(v), any |= wrong[v];
       if (!any) return;
       Sources again;  // the pointers from before would have waited in registers
-      go_to(again, row_of(at.tile));
+      go_to(again, own);
 #pragma unroll 1
       for (int j = 0; j < kElements && j * kDown < held - down; ++j) {
-        const unsigned bytes = Load::template mask_bytes_across<kVector>(again, Step<kDown>{j});
+        const unsigned bytes = Load::template mask_bytes_across<kVector>(again, own.step(j));
 #pragma unroll
         for (int v = 0; v < kVector; ++v) {
           if (!wrong[v] || (bytes >> 8 * v & 0xff) != 0) continue;
@@ -541,7 +547,7 @@ inline bool go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsign
   typename Rows::Sources next;
   Bounds<int> read;
   if (Shape::kOfGrid && at.next * Shape::kRows < a.rows) {
-    rows.go_to(next, rows.row_of(at.next));
+    rows.go_to(next, rows.rows_of(at.next));
     if constexpr (Load::kInterval) read = Rows::interval_of(next);
     rows.template store<true>(next, read);
     rows.look_later();

@@ -154,6 +154,9 @@ class Apart(NamedTuple):
         From how many columns on rows of which no element is stored wait nowhere; the same of ops with a large state,
         and of exponentials of 16 bits of which a mask keeps an interval; where an element is two numbers; of such sums
         of 16 bits; and how many blocks for each multiprocessor then load them at least, if they are long enough.
+    shifted
+        Where a thread takes two neighbouring rows of an odd number: the fewest neighbours, the share of all places of
+        tiles that have a row, and the most columns of rows that wait in registers.
     few_local_bytes, block_local_bytes
         Bytes of registers that a thread may spill, which cost less than another tiling, and less than the second of two
         blocks of a multiprocessor.
@@ -183,5 +186,6 @@ class Apart(NamedTuple):
     left_idle: Sequence[int]
     filled: float
     only_read: Sequence[int]
+    shifted: Sequence[float]
     few_local_bytes: int
     block_local_bytes: int

@@ -7,6 +7,7 @@ grid as hold a row, or nowhere.
 
 from __future__ import annotations
 
+import functools
 import itertools
 import math
 from typing import TYPE_CHECKING
@@ -45,6 +46,7 @@ from cupynorm.plan.variants.tiles import (
     KINDS,
     MORE_IF_SPILLED,
     WEIGHTED,
+    as_even,
     blocks_of_a_row,
     bytes_beside,
     elements_held,
@@ -54,9 +56,12 @@ from cupynorm.plan.variants.tiles import (
     is_even,
     kinds_of,
     lanes_of,
+    may_be_shifted,
     most_numbers,
     part_of,
     registers_of,
+    shifted_is_better,
+    tiles_of,
     tiling,
     vector_of,
     waits_packed,
@@ -111,8 +116,18 @@ def _why(problem: Problem, plan: Plan) -> str:
 def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
     """Give plans without their launch, best first: those that hold a row in registers, then nowhere.
 
-    variant: whose plans are among them; None for all.
+    variant: whose plans are among them; None for all. Rows that may be shifted are cut as those of an even number of
+    neighbours are, as long as that was measured to be better, and waits in no registers over the grid.
     """
+    if question.problem.shifted:
+        better = functools.partial(shifted_is_better, question)
+        of_even = _tilings(as_even(question), variant)
+        of_even = (plan for plan in of_even if not (plan.waits and plan.variant == "split"))
+        yield from itertools.takewhile(better, of_even)
+    yield from _tilings(question, variant)
+
+
+def _tilings(question: Question, variant: str | None) -> Iterator[Plan]:
     if question.problem.room and variant in {None, "split"}:
         asked = variant is not None
         again = [*again_over_the_grid(question, asked=asked)]
@@ -145,7 +160,7 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     if problem.column_sums and plan.waits != EVENLY:
         return None
     rows, several = plan.across * plan.vector, plan.cluster > 1
-    tiles = math.ceil(problem.rows / rows)
+    tiles = tiles_of(problem, plan)
     full = plan.waits > 0 and plan.vectors * plan.group * plan.ctas_per_row == problem.cols
     turns = 2 if problem.rounds or problem.column_sums else 1
     of_row = plan.block // WARP if _is_in_warps(plan) else plan.block // plan.across  # kSlots of Across
@@ -248,7 +263,7 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
         shape = shape and plan.vector <= MAX_ROWS_OF_WORD
     most = most_numbers(problem) if plan.waits else MAX_NUMBERS_ACROSS
     shape = shape and plan.vector * plan.vectors <= most
-    shape = shape and problem.vector % plan.vector == 0
+    shape = shape and (problem.vector % plan.vector == 0 or (problem.shifted and may_be_shifted(plan)))
     clusters = (plan.ctas_per_row > 1) == (plan.variant == "cluster") and plan.ctas_per_row <= MAX_CTAS
     either = plan.variant in {"cluster", "split"}
     waits = plan.waits != CUT and (either or (plan.waits == NOWHERE) == (plan.variant == "uncached"))

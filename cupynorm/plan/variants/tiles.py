@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 from cupynorm._values import replace
 from cupynorm.plan.base import Question
 from cupynorm.plan.config import (
+    HALF_BYTES,
     LEAST_SMS_OF_PART,
     MAX_NUMBERS_ACROSS,
     MAX_PACKED_ACROSS,
@@ -20,7 +21,7 @@ from cupynorm.plan.config import (
     WARP,
     Plan,
 )
-from cupynorm.plan.partition import power_of_two_to
+from cupynorm.plan.partition import is_power_of_two, power_of_two_to
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
     from cupynorm.plan.problem import Problem
 
 MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
+SHIFTED = 2  # neighbouring rows of a thread that are aligned together in its columns only
 PACKED_BYTES = 2  # of elements that wait two in a register
 WEIGHTED = "in steps, weighted sums"
 # what a row of `measured` or `over_the_grid` is for, by its last number
@@ -146,6 +148,48 @@ def is_even(problem: Problem, ctas: int, group: int, elements: int) -> bool:
     """Say whether each thread that shares a row has one of its elements at least, and all but SPARE_ELEMENTS."""
     least = problem.cols // ctas
     return max(1, elements - SPARE_ELEMENTS) * group <= least
+
+
+def as_even(question: Question) -> Question:
+    """Return a question of rows that may be shifted as one of the next even number of neighbours."""
+    problem = question.problem
+    across = problem.across + problem.across % SHIFTED
+    rows = problem.rows // problem.across * across
+    return question._replace(
+        problem=replace(problem, shifted=False, vector=SHIFTED, across=across, rows=rows)
+    )
+
+
+def may_be_shifted(plan: Plan) -> bool:
+    """Say whether a kernel is right whose threads have two rows that are aligned together in their columns only."""
+    lanes = plan.across >= WARP and is_power_of_two(plan.across)
+    return plan.vector == SHIFTED and plan.group % SHIFTED == 0 and lanes and plan.variant != "split"
+
+
+def shifted_is_better(question: Question, plan: Plan) -> bool:
+    """Say whether threads that have two rows so are better than those that have one: as far as that was measured."""
+    problem, (fewest, share, most_cols) = question.problem, question.rules.apart.shifted
+    places = tiles_of(problem, plan) * plan.across * plan.vector
+    fits = may_be_shifted(plan) and problem.across >= fewest and problem.rows >= share * places
+    fits = fits and not problem.load_operands
+    if not plan.waits:
+        return fits
+    large = problem.may_drop and problem.row_numbers == MOST_ROW_NUMBERS
+    several = plan.ctas_per_row > 1 and problem.cols <= most_cols and problem.load_bytes == HALF_BYTES
+    return fits and several and not large
+
+
+def is_shifted(problem: Problem, plan: Plan) -> bool:
+    """Say whether threads have neighbouring rows that are not aligned together in all columns: kIsOfShifted."""
+    return problem.shifted and plan.vector == SHIFTED
+
+
+def tiles_of(problem: Problem, plan: Plan) -> int:
+    """Return how many tiles there are. A shifted one has a row less than places, and only rows that are neighbours."""
+    rows = plan.across * plan.vector
+    if not is_shifted(problem, plan):
+        return math.ceil(problem.rows / rows)
+    return problem.rows // problem.across * math.ceil(problem.across / (rows - 1))
 
 
 def blocks_of_a_row(question: Question, rows: int, each: Sequence[int], blocks: int = 1) -> list[int]:
