@@ -23,13 +23,14 @@ struct KeptRmsNorm : OfKept<KeptRmsNorm<T, kCounts>, T, kCounts> {
 
   template <int N, class Predicate>
   static State summarize(Element (&x)[N], Predicate valid, T) {
-    constexpr int kChains = Predicate::kAccumulators;
-    T sum[kChains] = {}, count[kChains] = {};
+    constexpr int kAccumulators = Predicate::kAccumulators;
+    T sum[kAccumulators] = {}, count[kAccumulators] = {};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const T weight = Keep::template weight<N>(valid, i, x[i]), value = Keep::value(x[i]);
-      count[i % kChains] += weight;
-      sum[i % kChains] = weight == 0 ? sum[i % kChains] : multiply_add(weight * value, value, sum[i % kChains]);
+      count[i % kAccumulators] += weight;
+      sum[i % kAccumulators] = weight == 0 ? sum[i % kAccumulators]
+          : multiply_add(weight * value, value, sum[i % kAccumulators]);
     }
     return {sum_of(sum), sum_of(count)};
   }

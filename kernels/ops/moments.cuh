@@ -76,39 +76,39 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
   // the mean. What is missing is 0 there, so that the squares hold mean^2 for each missing element, which is taken away
   // again. That costs no digits: with two elements or more the squares are no less than mean^2, since the least is 0;
   // with one element both are 0. Leaves x - origin in x, and 0 where something is missing.
-  template <int kChains, int kKept, int N>
+  template <int kAccumulators, int kKept, int N>
   static State summarize_marked(T (&x)[N]) {
-    T least = infinity<T>(), sum[kChains] = {}, squares[kChains] = {};
-    int counts[kChains] = {};
+    T least = infinity<T>(), sum[kAccumulators] = {}, squares[kAccumulators] = {};
+    int counts[kAccumulators] = {};
 #pragma unroll
     for (int i = 0; i < N; ++i) least = smaller(least, x[i]);  // which is not nan
     const T origin = least < infinity<T>() ? least : T(0);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const bool counted = i < kKept || !is_missing(x[i]);
-      counts[i % kChains] += counted;
+      counts[i % kAccumulators] += counted;
       x[i] = counted ? x[i] - origin : T(0);
-      sum[i % kChains] += x[i];
+      sum[i % kAccumulators] += x[i];
     }
     const int count = sum_of(counts);
     const T mean = count == 0 ? T(0) : sum_of(sum) * reciprocal(T(count));
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const T d = x[i] - mean;
-      squares[i % kChains] = multiply_add(d, d, squares[i % kChains]);
+      squares[i % kAccumulators] = multiply_add(d, d, squares[i % kAccumulators]);
     }
     return {origin, mean, without(sum_of(squares), T(N - count), mean), T(count)};
   }
 
   // BYTES: the sums of up to 128 elements and of their squares are exact, and so is count^2 times the variance.
-  template <int kChains, int N>
+  template <int kAccumulators, int N>
   static State summarize_bytes(const T (&x)[N], int count) {
     static_assert(N <= 128, "sums have 24 bits, their squares 31");
-    T sum[kChains] = {}, squares[kChains] = {};
+    T sum[kAccumulators] = {}, squares[kAccumulators] = {};
 #pragma unroll
     for (int i = 0; i < N; ++i) {  // padding is 0
-      sum[i % kChains] += x[i];
-      squares[i % kChains] = multiply_add(x[i], x[i], squares[i % kChains]);
+      sum[i % kAccumulators] += x[i];
+      squares[i % kAccumulators] = multiply_add(x[i], x[i], squares[i % kAccumulators]);
     }
     const int whole = int(sum_of(sum)), spread = count * int(sum_of(squares)) - whole * whole;
     const T share = count == 0 ? T(0) : reciprocal(T(count)), origin = T(int(T(whole) * share));
@@ -119,11 +119,11 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
   // what is missing as it is.
   template <int N, class Predicate>
   static State summarize(Element (&x)[N], Predicate valid, T) {
-    constexpr int kChains = Predicate::kAccumulators;
-    if constexpr (!kHigher && kCounts == kMarkedCount) return summarize_marked<kChains, Predicate::kKept>(x);
+    constexpr int kAccumulators = Predicate::kAccumulators;
+    if constexpr (!kHigher && kCounts == kMarkedCount) return summarize_marked<kAccumulators, Predicate::kKept>(x);
     if constexpr (!kHigher && kCounts == kBytesCount)
-      return summarize_bytes<kChains>(x, valid.template all<N>() ? N : valid.total());
-    T origin = 0, sum[kChains] = {}, counts[kChains] = {}, squares[kChains] = {};
+      return summarize_bytes<kAccumulators>(x, valid.template all<N>() ? N : valid.total());
+    T origin = 0, sum[kAccumulators] = {}, counts[kAccumulators] = {}, squares[kAccumulators] = {};
 #pragma unroll
     for (int i = N - 1; i >= 0; --i)
       origin = Keep::template weight<N>(valid, i, x[i]) == 0 ? origin : Keep::value(x[i]);
@@ -131,27 +131,30 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
     for (int i = 0; i < N; ++i) {
       const T weight = Keep::template weight<N>(valid, i, x[i]);
       Keep::subtract(x[i], origin);
-      counts[i % kChains] += weight;
-      sum[i % kChains] = weight == 0 ? sum[i % kChains] : multiply_add(weight, Keep::value(x[i]), sum[i % kChains]);
+      counts[i % kAccumulators] += weight;
+      sum[i % kAccumulators] = weight == 0 ? sum[i % kAccumulators]
+          : multiply_add(weight, Keep::value(x[i]), sum[i % kAccumulators]);
     }
     const T count = sum_of(counts), mean = count == 0 ? T(0) : sum_of(sum) * reciprocal(count);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const T weight = Keep::template weight<N>(valid, i, x[i]), d = Keep::value(x[i]) - mean;
-      squares[i % kChains] = weight == 0 ? squares[i % kChains] : multiply_add(weight * d, d, squares[i % kChains]);
+      squares[i % kAccumulators] = weight == 0 ? squares[i % kAccumulators]
+          : multiply_add(weight * d, d, squares[i % kAccumulators]);
     }
     const T m2 = sum_of(squares);
     if constexpr (!kHigher) {
       return {origin, mean, m2, count};
     } else {
-      T third[kChains] = {}, fourth[kChains] = {};
+      T third[kAccumulators] = {}, fourth[kAccumulators] = {};
       const T inverse = unit(m2);
 #pragma unroll
       for (int i = 0; i < N; ++i) {
         const T weight = Keep::template weight<N>(valid, i, x[i]), d = (Keep::value(x[i]) - mean) * inverse,
                 cube = weight == 0 ? T(0) : weight * d * d * d;
-        third[i % kChains] += cube;
-        fourth[i % kChains] = weight == 0 ? fourth[i % kChains] : multiply_add(cube, d, fourth[i % kChains]);
+        third[i % kAccumulators] += cube;
+        fourth[i % kAccumulators] = weight == 0 ? fourth[i % kAccumulators]
+            : multiply_add(cube, d, fourth[i % kAccumulators]);
       }
       return {origin, mean, m2, count, sum_of(third), sum_of(fourth)};
     }

@@ -147,26 +147,26 @@ struct OfClipped : OfKept<Op, T, kNumbersCount> {
   // The State of what `keep(x, count)` leaves, which adds 1 to count for each; the rest becomes nan. Elements minus the
   // least one are summed, then their squares around the mean, as summarize_marked in moments.cuh does: what was left
   // out is 0 there, and the mean^2 that the squares hold for it is taken away again, which costs no digits.
-  template <int kChains, int N, class Keep>
+  template <int kAccumulators, int N, class Keep>
   static State summarize_if(T (&x)[N], Keep keep) {
-    T least = infinity<T>(), most = -infinity<T>(), sum[kChains] = {}, squares[kChains] = {};
-    T counts[kChains] = {};
+    T least = infinity<T>(), most = -infinity<T>(), sum[kAccumulators] = {}, squares[kAccumulators] = {};
+    T counts[kAccumulators] = {};
 #pragma unroll
     for (int i = 0; i < N; ++i) {
-      x[i] = keep(x[i], counts[i % kChains]);
+      x[i] = keep(x[i], counts[i % kAccumulators]);
       least = smaller(least, x[i]);
       most = larger(most, x[i]);
     }
     const T count = sum_of(counts), origin = count == 0 ? T(0) : least;
 #pragma unroll
-    for (int i = 0; i < N; ++i) sum[i % kChains] += larger(x[i] - origin, T(0));  // nan is 0
+    for (int i = 0; i < N; ++i) sum[i % kAccumulators] += larger(x[i] - origin, T(0));  // nan is 0
     const T mean = count == 0 ? T(0) : sum_of(sum) * reciprocal(count);
     T again = origin;  // or as many registers as elements keep what is above it
     make_opaque(again);
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const T d = larger(x[i] - again, T(0)) - mean;
-      squares[i % kChains] = multiply_add(d, d, squares[i % kChains]);
+      squares[i % kAccumulators] = multiply_add(d, d, squares[i % kAccumulators]);
     }
     return {{origin, mean, Base::without(sum_of(squares), N - count, mean), count}, least, most};
   }
