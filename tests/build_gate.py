@@ -877,8 +877,11 @@ def ahead_instances(kind: str, dtype: str, arch: str) -> list[Instance]:
         for cols in (each + less for each in LONG_COLS):
             problem = dataclasses.replace(what.problem, rows=1 << 20, cols=cols)
             plan = choose(problem, limits, lambda plan: plan.min_blocks)
-            if plan.variant == "shared":  # a band of long rows: clusters take what a mask keeps more of
-                plan = choose(problem, limits, lambda plan: plan.min_blocks, "cluster")
+            if plan.variant == "shared":  # a band: clusters take what a mask keeps more of
+                with contextlib.suppress(DoesNotFitError):
+                    plan = choose(problem, limits, lambda plan: plan.min_blocks, "cluster")
+            if plan.variant == "shared":
+                continue
             held = plan.unaligned, plan.vectors
             if plan.stages and (held not in found or tightness(plan) > tightness(found[held][1])):
                 found[held] = what, plan, cols
