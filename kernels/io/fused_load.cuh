@@ -67,7 +67,7 @@ struct FusedLoad : Cols {
   // Whether an operand of each element may wait as it was loaded, too, and elements be computed again from both.
   static constexpr bool kMayHoldOperands =
       kHasFewSteps<Function> && Operands_::kOfElements == 1 && !kDrops && !kStoresComputed;
-  static constexpr int kDrawn = Operands_::kDrawn;
+  static constexpr int kDrawn = Operands_::kDrawn, kOperandCount = Operands_::kCount;
   static_assert(kDrawn <= 1, "two dropouts would have the same places (row/drawn.cuh)");
   static constexpr bool kAlone = kOperandsPerRow && !kDrops && !kStoresComputed;  // x and numbers of its rows
   const T* pointer;

@@ -75,14 +75,19 @@ inline constexpr bool wait_packed() {
 
 // Whether an operand of each element waits beside x, both as they were loaded, and elements are computed from both once
 // more for the results. Then blocks of the grid load both of the next tile as they store results, and pairs of numbers
-// of 16 bits have twice as much room (docs/notes/090). Not where a single number of 32 bits would be two, or where
-// States of parts would be merged in many steps.
+// of 16 bits have twice as much room. Not where a single number of 32 bits would be two, or where States of parts would
+// be merged in many steps; nor in two blocks a multiprocessor that wait for more than the pair, such as gamma
+// (docs/notes/090).
 template <class Op, class Load, class Shape>
 inline constexpr bool hold_operands() {
-  if constexpr (!Load::kMayHoldOperands) return false;
-  constexpr bool kHalves = sizeof(typename Load::Type) == 2;
-  if constexpr (ElementTraits<ElementOf<Op>>::kFields == 1) return Shape::kOfGrid && kHalves;
-  else return Op::kOfSums && (Shape::kOfGrid || (kHalves && !Shape::kAlone));
+  if constexpr (!Load::kMayHoldOperands) {
+    return false;
+  } else {
+    constexpr bool kHalves = sizeof(typename Load::Type) == 2, kPairAlone = Load::kOperandCount == 1;
+    if constexpr (ElementTraits<ElementOf<Op>>::kFields == 1) return Shape::kOfGrid && kHalves;
+    else if constexpr (!Op::kOfSums) return false;
+    else return Shape::kOfGrid || (kHalves && !Shape::kAlone && (kPairAlone || Shape::kMinBlocks > 2));
+  }
 }
 
 // Rows of a thread as they were loaded, and the operands of their elements where they wait, too.
