@@ -19,7 +19,6 @@ from cupynorm.plan.config import (
     ONE_BLOCK_PER_ROW,
     PORTABLE_CTAS,
     REGISTER_UNIT,
-    SCHEDULERS,
     UNALIGNED_APART,
     WARP,
     Plan,
@@ -169,18 +168,14 @@ def without_spills(question: Question, plan: Plan) -> Plan:
 
 def _blocks_with_more_registers(limits: Limits, plan: Plan) -> int:
     """Return the most blocks below a plan's that leave a thread more registers; 0 if it has all it can have."""
-    now = registers_left(limits, plan.block, plan.min_blocks)
+    now = _registers_left(limits, plan.block, plan.min_blocks)
     tried = range(plan.min_blocks - 1, 0, -1)
-    return next((blocks for blocks in tried if registers_left(limits, plan.block, blocks) > now), 0)
+    return next((blocks for blocks in tried if _registers_left(limits, plan.block, blocks) > now), 0)
 
 
-def registers_left(limits: Limits, block: int, blocks: int) -> int:
-    """Return how many registers a thread may have so that a multiprocessor holds so many blocks.
-
-    Those of the scheduler that has the most warps: of 22 warps 6, as of 24.
-    """
-    warps = math.ceil(max(1, blocks) * math.ceil(block / WARP) / SCHEDULERS)
-    of_warp = limits.registers_per_sm // SCHEDULERS // warps
+def _registers_left(limits: Limits, block: int, blocks: int) -> int:
+    """Return how many registers a thread may have so that a multiprocessor holds so many blocks."""
+    of_warp = limits.registers_per_sm // (max(1, blocks) * math.ceil(block / WARP))
     return min(MOST_REGISTERS, of_warp // (WARP * REGISTER_UNIT) * REGISTER_UNIT)
 
 

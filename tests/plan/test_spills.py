@@ -6,14 +6,12 @@ import dataclasses
 
 import pytest
 
-from cupynorm.plan.base import Question, registers_left, without_spills
+from cupynorm.plan.base import Question, without_spills
 from cupynorm.plan.choose import choose
 from cupynorm.plan.config import PLAIN, Plan
 from cupynorm.plan.limits import RECORDED
 from cupynorm.plan.problem import Problem
 from cupynorm.plan.rules import rules_of
-from cupynorm.runtime import nvrtc
-from cupynorm.runtime.compiler import options
 
 H200 = RECORDED["h200"]
 HALVES = Problem(8192, 1024, 8, 2, 4, (2, 2))
@@ -34,8 +32,7 @@ class Compiler:
 
     def __call__(self, plan: Plan) -> int:
         self.asked.append(plan.min_blocks)
-        warps = -(-plan.block * plan.min_blocks // 128)  # of each of four schedulers
-        left = H200.registers_per_sm // (128 * warps) // 8 * 8
+        left = H200.registers_per_sm // (plan.block * plan.min_blocks) // 8 * 8
         return self.other_bytes + 4 * max(0, self.wanted - left)
 
 
@@ -55,45 +52,6 @@ def test_as_many_blocks_as_leave_registers_enough(wanted: int, blocks: int, aske
     compiler = Compiler(wanted)
     assert stepped_down(compiler) == dataclasses.replace(KERNEL, min_blocks=blocks)
     assert compiler.asked == asked
-
-
-@pytest.mark.parametrize(
-    ("block", "most", "wanted", "asked"),
-    [
-        (64, 12, 88, [12, 10]),  # each scheduler has 6 of 22 warps, as of 24
-        (96, 4, 200, [4, 2]),  # and 3 of 9, as of 12
-    ],
-)
-def test_a_number_of_blocks_that_leaves_a_scheduler_as_many_warps_is_not_compiled(
-    block: int, most: int, wanted: int, asked: list[int]
-) -> None:
-    compiler = Compiler(wanted)
-    narrow = dataclasses.replace(KERNEL, block=block, group=32, min_blocks=most)
-    assert stepped_down(compiler, narrow).min_blocks == asked[-1]
-    assert compiler.asked == asked
-
-
-GREEDY = """
-template <int kBlock, int kBlocks>
-__global__ void __launch_bounds__(kBlock, kBlocks) greedy(const float* x, float* y) {
-  float value[250], sum = 0;
-#pragma unroll
-  for (int i = 0; i < 250; ++i) value[i] = x[threadIdx.x + i * 1024];
-#pragma unroll
-  for (int i = 0; i < 250; ++i) sum += value[i] * value[i];
-#pragma unroll
-  for (int i = 0; i < 250; ++i) y[threadIdx.x + i * 1024] = value[i] * sum + value[(i * 7 + 3) % 250];
-}
-"""
-
-
-def test_the_compiler_leaves_a_thread_as_many_registers_as_are_counted() -> None:
-    if not nvrtc.majors() or "90" not in nvrtc.supported_archs(nvrtc.majors()[0]):
-        pytest.skip("no NVRTC for sm_90 is installed")
-    launches = [(32, 21), (64, 9), (64, 11), (64, 12), (96, 3), (96, 7), (128, 5), (160, 3), (352, 1)]
-    names = [f"greedy<{block}, {blocks}>" for block, blocks in launches]
-    kernels = nvrtc.compile_all(GREEDY, names, options(), "90")
-    assert [each.registers for each in kernels] == [registers_left(H200, *each) for each in launches]
 
 
 def test_local_memory_that_is_no_spill_costs_no_blocks() -> None:
