@@ -266,3 +266,14 @@ def test_threads_have_two_rows_where_that_is_better(
     assert spec.problem.shifted == (dtype != "float32" and shape[-1] % 2 == 1)
     assert plan.vector == vector
     assert plan.variant == "split" or tiles_of(spec.problem, plan) * plan.ctas_per_row == plan.grid
+
+
+# a T4 has no clusters: blocks of its grid hold long rows; of 3579 neighbours there are too few tiles to fill it
+@pytest.mark.parametrize(("cols", "neighbours", "waits"), [(50257, 21365, True), (300000, 3579, False)])
+def test_rows_that_the_grid_shares_are_not_left_to_single_blocks(
+    cols: int, neighbours: int, *, waits: bool
+) -> None:
+    spec = spec_of(LAYER_NORM, (1, cols, neighbours), "float16")
+    plan = choose(spec.problem, RECORDED["t4"], lambda plan: plan.min_blocks)
+    assert spec.problem.shifted
+    assert (plan.variant, plan.vector, plan.waits > 0) == ("split", 1, waits)

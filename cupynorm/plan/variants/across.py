@@ -7,7 +7,6 @@ grid as hold a row, or nowhere.
 
 from __future__ import annotations
 
-import functools
 import itertools
 import math
 from typing import TYPE_CHECKING
@@ -120,11 +119,20 @@ def tilings(question: Question, variant: str | None = None) -> Iterator[Plan]:
     neighbours are, as long as that was measured to be better, and waits in no registers over the grid.
     """
     if question.problem.shifted:
-        better = functools.partial(shifted_is_better, question)
-        of_even = _tilings(as_even(question), variant)
-        of_even = (plan for plan in of_even if not (plan.waits and plan.variant == "split"))
-        yield from itertools.takewhile(better, of_even)
+        yield from _shifted(question, variant)
     yield from _tilings(question, variant)
+
+
+def _shifted(question: Question, variant: str | None) -> Iterator[Plan]:
+    over_the_grid = False
+    for plan in _tilings(as_even(question), variant):
+        if plan.waits and plan.variant == "split":
+            over_the_grid = True
+        # rows that blocks of the grid can hold, one of a thread, are not read twice instead
+        elif (over_the_grid and not plan.waits) or not shifted_is_better(question, plan):
+            return
+        else:
+            yield plan
 
 
 def _tilings(question: Question, variant: str | None) -> Iterator[Plan]:

@@ -169,11 +169,12 @@ def may_be_shifted(plan: Plan) -> bool:
 def shifted_is_better(question: Question, plan: Plan) -> bool:
     """Say whether threads that have two rows so are better than those that have one: as far as that was measured."""
     problem, (fewest, share, most_cols) = question.problem, question.rules.apart.shifted
-    places = tiles_of(problem, plan) * plan.across * plan.vector
+    tiles = tiles_of(problem, plan)
+    places = tiles * plan.across * plan.vector
     fits = may_be_shifted(plan) and problem.across >= fewest and problem.rows >= share * places
     fits = fits and not problem.load_operands
-    if not plan.waits:
-        return fits
+    if not plan.waits:  # timed where blocks fill the device
+        return fits and tiles * plan.ctas_per_row >= question.limits.sm_count * plan.min_blocks
     large = problem.may_drop and problem.row_numbers == MOST_ROW_NUMBERS
     several = plan.ctas_per_row > 1 and problem.cols <= most_cols and problem.load_bytes == HALF_BYTES
     return fits and several and not large
