@@ -30,9 +30,8 @@ Array = np.ndarray[Any, Any]
 
 WIDE = 512  # columns from which on a broadcast operand is read where it lies, rather than by NumPy's buffers
 EXACT = 1 << 16  # elements that are converted to float64 at a time
-LEAST_SCALE = (
-    2.0**-126
-)  # from which on a scale has all digits, so that its row's largest element / scale is in range
+# The least scale of a row that has all digits: its largest element / scale is within the range of the dtype.
+LEAST_SCALE = 2.0**-126
 BUFFER = 8192  # elements of NumPy's buffers: a row of more is read where it lies
 
 

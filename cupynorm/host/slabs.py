@@ -35,9 +35,7 @@ WIDER = 4  # caches that a piece takes: long steps along memory win more than a 
 FEW_ROWS = 256  # of a block that has no place in the result: 1 KiB of float32 is read at a time
 FLOAT64 = np.dtype(np.float64)
 MOST_ELEMENTS = 1 << 22  # of such a block, whose memory is kept
-RUN = (
-    1 << 13
-)  # bytes: what broadcasts over columns is repeated to so many, since each run costs what 1 KiB does
+RUN = 1 << 13  # bytes to which an operand of rows is repeated: each run costs as much as 1 KiB of it
 RESHAPES_VIEWS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # whether reshape() takes copy=False
 
 
@@ -249,17 +247,21 @@ class Slab(Rows):
         last: Step = lambda values, out, _: step(values, out=out)  # noqa: E731
         steps = [*self._taken(), last]
         for piece in self.pieces:
-            values = self.seen(piece)
-            room = self.space.take("passing", *values.shape)
-            for each in steps:
-                each(values, room, piece)
-                values = room
+            values = self._passed(piece, steps)
             total = column_sums(values, None, total, self.space)
             if largest:
                 most.append(self.reduced(np.maximum, values))
-        return np.asarray(total), joined(np.maximum, most).astype(np.float64) if largest else np.asarray(
-            total
-        )
+        found = np.asarray(total)
+        return found, joined(np.maximum, most).astype(np.float64) if largest else found
+
+    def _passed(self, piece: Index, steps: Sequence[Step]) -> Array:
+        """Return a piece of x after some steps, in memory that the next piece takes."""
+        values = self.seen(piece)
+        room = self.space.take("passing", *values.shape)
+        for step in steps:
+            step(values, room, piece)
+            values = room
+        return values
 
     def sums(self, values: Array, others: Array | None = None, before: Array | None = None) -> Array:
         """Return the sum of each row of a piece, or of its products with another's elements, in float64."""
@@ -312,13 +314,7 @@ class Passing(Slab):
         self.kept = False
 
     def _advance(self, number: int, steps: Sequence[Step]) -> Array:
-        piece = self.pieces[number]
-        values = self.seen(piece)
-        room = self.space.take("passing", *values.shape)
-        for step in steps:
-            step(values, room, piece)
-            values = room
-        return values
+        return self._passed(self.pieces[number], steps)
 
 
 def _inner(x: Array, axes: int) -> int:

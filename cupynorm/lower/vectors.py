@@ -29,13 +29,15 @@ def across_width(each: View, axes: int) -> int:
 
 
 def lies_alike(each: View, like: View, axes: int) -> bool:
-    """Say whether neighbouring rows of `like` are neighbours in another array, too, and aligned alike, modulo two."""
+    """Say whether an access can move two elements of an array wherever one can move the same two elements of `like`.
+
+    Rows that are neighbours in `like` are neighbours in it, too, and both begin at an even element, or both at an odd
+    one. A kernel has no access of two elements of more than REGISTER_BYTES each.
+    """
     (extents, strides), (wanted, steps) = (one.split(axes)[0].collapsed() for one in (each, like))
     neighbours = strides[-1] == steps[-1] == 1 and extents[-1] % wanted[-1] == 0
-    neighbours = (
-        neighbours and each.dtype.itemsize <= REGISTER_BYTES
-    )  # two of more are no access that a kernel has
-    return neighbours and _misalignment(each, 0, 2) == _misalignment(like, 0, 2)
+    small = each.dtype.itemsize <= REGISTER_BYTES
+    return neighbours and small and _misalignment(each, 0, 2) == _misalignment(like, 0, 2)
 
 
 def is_in_runs(each: View, axes: int) -> bool:

@@ -67,8 +67,8 @@ MAX_TWO_REDUCTIONS_BLOCK = (
     512  # threads of MAX_CTAS blocks for whose two reductions static shared memory has room
 )
 RESULT_BYTES = 2  # of an element of the results among which messages lie, at least
-# Of messages that have room of their own, at most: bytes of one, rows that blocks share before they meet (kMost in
-# row/reread.cuh), and blocks that share all the rows that are in work
+# The most that messages have room for where they have memory of their own: bytes of a message, rows that blocks share
+# before they meet (kMost in row/reread.cuh), and blocks that share the rows in work.
 ROOM_BYTES, ROOM_ROWS, ROOM_BLOCKS = 96, 8, 1024
 
 # Rows of a block that come and go as one stretch of memory: so many, or a multiple (kRows in kernels/row/tiled.cuh).

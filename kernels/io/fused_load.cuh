@@ -376,8 +376,9 @@ struct FusedLoad : Cols {
   }
 };
 
-// A Load of neighbouring rows that do not come in whole vectors, as of an odd number, where all that is accessed of x's
-// shape lies as x does, modulo two elements. A thread may then have two rows (row/own_rows.cuh), or one as of any Load.
+// A Load of neighbouring rows that do not come in whole vectors, as of an odd number. An access of two elements is
+// aligned in the results where it is aligned in x. A thread may then have two rows (row/own_rows.cuh), or one as of any
+// Load.
 template <class Inner>
 struct ShiftedLoad : Inner {
   static constexpr bool kShifted = true;

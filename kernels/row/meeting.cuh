@@ -80,8 +80,8 @@ inline Slot<Op> merge_slots(SlotAt slot_at, bool any, int first, int end) {
 // Which blocks of the launch share rows: this block's group of them, of how many, and its part of how many.
 struct Sharing {
   int group, groups, part, parts;
-  // Of a cooperative launch of gridDim.x groups. Neighbouring blocks share rows, so that those of a multiprocessor do
-  // not, and one waits while another works.
+  // For a cooperative launch of gridDim.x groups, each of gridDim.y blocks with successive numbers. Blocks of one
+  // multiprocessor then belong to different groups, and one works while another waits.
   static Sharing of_grid() {
     const int groups = gridDim.x, parts = gridDim.y, number = blockIdx.y * groups + blockIdx.x, group = number / parts;
     return {group, groups, number - group * parts, parts};

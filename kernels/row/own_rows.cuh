@@ -52,7 +52,7 @@ struct ShiftedRows {
   int64 row;
   int first;
   bool here, both;
-  static_assert(Shape::kVector == 2 && Shape::kDown % 2 == 0, "all elements of a thread are aligned alike");
+  static_assert(Shape::kVector == 2 && Shape::kDown % 2 == 0, "all elements of a thread have the same parity");
   static_assert(Shape::kIsPower && Shape::kLanes >= kWarp, "lanes of a warp that share rows have the same");
   static_assert(!Shape::kOfGrid, "a thread that has no rows of this tile has none of a next one (docs/notes/089)");
 

@@ -536,9 +536,10 @@ struct WholeRows {
   }
 };
 
-// Where blocks of the grid go through tiles, each element's place in `loaded` and `operands` gets that of the next tile
-// as soon as its result is stored. All threads must call, with the mbarriers that reduce_apart takes, and shared memory
-// that the planner counts (cupynorm/plan/variants/across.py). Returns whether there is a next tile.
+// Where blocks of the grid go through tiles, an element of the next tile, and its operand, is loaded to the place of
+// each element as soon as the result of that one is stored. All threads must call, with the mbarriers that reduce_apart
+// takes, and shared memory that the planner counts (cupynorm/plan/variants/across.py). Returns whether there is a next
+// tile.
 template <class AnyOp, class Load, class Store, class Shape>
 inline bool go_through_whole_rows(const Arguments<AnyOp, Load, Store>& a, unsigned char* shared, Mbarrier* mbarriers,
     const TilePart& at, GridMeeting* meeting, HeldRows<Load, Shape>& loaded,
