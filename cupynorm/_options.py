@@ -14,6 +14,7 @@ if TYPE_CHECKING:
 MOST_FLOAT32 = float(np.finfo(np.float32).max)
 LEAST_EPS = 2.0**-252  # its square root has an inverse that float32 holds
 LONGEST = 60  # characters of a value in a message
+VOWELS = ("a", "e", "i", "o")  # names of types that begin with one have "an" before them; a uint8 has not
 
 
 def shown(value: object) -> str:
@@ -26,7 +27,8 @@ def shown(value: object) -> str:
         except ValueError:  # an integer of too many digits
             text = ""
         if 0 < len(text) <= LONGEST:
-            return f"{text} (a {type(value).__qualname__})"
+            kind = type(value).__qualname__
+            return f"{text} ({'an' if kind.startswith(VOWELS) else 'a'} {kind})"
     if isinstance(value, int):
         return f"an int of {value.bit_length()} bits"
     return f"a {type(value).__module__}.{type(value).__qualname__}"
@@ -100,4 +102,4 @@ def choice(name: str, value: Any, allowed: Sequence[str], advice: str) -> str:
 def plainly(value: object) -> str:
     """Return a text for a value, without its type if the value is short."""
     said = shown(value)
-    return said.rpartition(" (a ")[0] or said
+    return said.rpartition(" (a")[0] or said

@@ -10,11 +10,13 @@ from __future__ import annotations
 import functools
 import importlib
 import operator
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from cupynorm import _dtypes
+from cupynorm._options import shown
 from cupynorm.call.arguments import check_dtype
 from cupynorm.ops import losses
 from cupynorm.ops import softmax as exponentials
@@ -249,6 +251,12 @@ class Installed:
     """What install() has put in place; undo(), or the end of a with block, puts back what was there."""
 
     def __init__(self, module: Any) -> None:
+        missing = [name for name in FUNCTIONS if not hasattr(module, name)]
+        if missing:
+            given = f"the module {module.__name__}" if isinstance(module, ModuleType) else shown(module)
+            raise TypeError(
+                f"module is {given}, without {', '.join(missing)}: give a module that has {', '.join(FUNCTIONS)}"
+            )
         self._module = module
         self._before = {name: getattr(module, name) for name in FUNCTIONS}
         for name, function in FUNCTIONS.items():
@@ -315,6 +323,8 @@ def install(module: Any = None) -> Installed:
     ------
     ImportError
         If CuPy is not installed.
+    TypeError
+        If the module does not have the three names.
 
     Notes
     -----

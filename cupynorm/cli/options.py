@@ -30,7 +30,11 @@ class Name(click.ParamType):  # type: ignore[type-arg]
         """Return the name if the library knows it."""
         names = self.names()
         if value not in names:
-            self.fail(f"{value!r} is not one of {', '.join(names)}", param, ctx)
+            import difflib  # noqa: PLC0415  a millisecond, which only a wrong name needs
+
+            close = difflib.get_close_matches(str(value), names, n=3)
+            hint = f"; did you mean {' or '.join(close)}?" if close else ""
+            self.fail(f"{value!r} is not one of {', '.join(names)}{hint}", param, ctx)
         return str(value)
 
     def shell_complete(

@@ -344,7 +344,7 @@ def test_bad_options_of_load(model, options, error, words):
         (["a", None], {}, TypeError, "text 1 is a NoneType"),
         (["\ud83d"], {}, ValueError, "text 0 is not valid text: it holds a lone surrogate"),
         (b"whale", {}, TypeError, "texts is one string"),
-        (3, {}, TypeError, r"texts is 3 \(a int\): give a list"),
+        (3, {}, TypeError, r"texts is 3 \(an int\): give a list"),
         (["a"], {"max_tokens": 17}, ValueError, "max_tokens is 17: it must be 3 to 16"),
         (["a"], {"max_tokens": 4.5}, TypeError, "max_tokens is 4.5: give an integer"),
         (["a"], {"max_tokens": True}, TypeError, "max_tokens is True: give an integer"),

@@ -33,6 +33,8 @@ def test_a_gpu_that_is_demanded_and_missing_is_status_3(no_device, source):
     [
         (("run",), "Missing argument 'OP'"),
         (("explain", "soft", "--shape", "4", "--dtype", "float16"), "'soft' is not one of layer_norm"),
+        (("explain", "softmax/causle", "--shape", "4", "--dtype", "float16"), "did you mean softmax/causal"),
+        (("bench", "--ops", "layernorm"), "did you mean layer_norm"),
         (("explain", "softmax", "--dtype", "float16"), "--shape"),
         (("explain", "softmax", "--shape", "4x4", "--dtype", "float16"), "not a list of integers"),
         (("explain", "softmax", "--shape", "", "--dtype", "float16"), "not a list of integers"),

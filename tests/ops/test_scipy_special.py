@@ -137,6 +137,18 @@ def test_bytes_may_be_swapped() -> None:
     close(logsumexp(A.astype(">f4"), b=A.astype(">f8")), logsumexp(A.astype(np.float32), b=A))
 
 
+@pytest.mark.parametrize(
+    ("module", "message"),
+    [
+        (5, r"module is 5 \(an int\), without softmax, log_softmax, logsumexp: give a module that has"),
+        (inspect, "module is the module inspect, without softmax"),
+    ],
+)
+def test_install_says_which_modules_it_takes(module: Any, message: str) -> None:
+    with pytest.raises(TypeError, match=message):
+        install(module)
+
+
 def test_install_replaces_and_puts_back(simulated: Any) -> None:
     def theirs(*_: Any, **__: Any) -> str:
         return "theirs"

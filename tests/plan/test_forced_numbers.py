@@ -163,7 +163,7 @@ def test_a_plan_that_the_kernel_asserts_against_is_refused_before_it_is_compiled
         ({"variant": ["warp"]}, r"plan: variant is \['warp'\], a str is expected"),
         ({"full": {}}, "plan: full is {}, a bool is expected"),
         (["warp"], r"plan is \['warp'\] \(a list\): give the name of a variant"),
-        (3, r"plan is 3 \(a int\): give the name of a variant"),
+        (3, r"plan is 3 \(an int\): give the name of a variant"),
     ],
     ids=str,
 )
