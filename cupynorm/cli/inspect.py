@@ -183,7 +183,10 @@ def explain(*, op: str, as_json: bool, without: tuple[str, ...], **options: Any)
     usual = explaining.usual_numbers(explanation)
     problem = fields.pop("problem")
     print_fields("problem", {name: value for name, value in problem.items() if usual.get(name, ...) != value})
-    print_fields("plan", fields.pop("plan"))
+    plan = fields.pop("plan")
+    print_fields(
+        "plan", {name: f"{each:.4g}" if isinstance(each, float) else each for name, each in plan.items()}
+    )
     print_fields(
         "launch", {name: "-" if value is None else value for name, value in fields.items() if value != ""}
     )
@@ -191,8 +194,6 @@ def explain(*, op: str, as_json: bool, without: tuple[str, ...], **options: Any)
 
 def _earned(explanation: Explanation) -> dict[str, str]:
     """Return in words what the rule that decided reaches, and what the planner would do without it."""
-    from cupynorm.tools.tune import brief  # noqa: PLC0415
-
     rule, without = explanation.rule, explanation.without
     if rule is None:
         return {}
@@ -203,7 +204,9 @@ def _earned(explanation: Explanation) -> dict[str, str]:
     found = {"rule": f"{rule.id}: {share} ({source})"}
     if without is not None:
         reached = "" if without.share is None else f"share {without.share:.3f} there; "
-        found["without it"] = f"{brief(without.plan)} ({reached}{without.why})"
+        plan = without.plan
+        threads = f"{plan.vectors} vectors of {plan.vector} in each of a block's {plan.block} threads"
+        found["without it"] = f"{plan.variant}, {threads} ({reached}{without.why})"
     return found
 
 

@@ -38,7 +38,7 @@ _lock = threading.RLock()  # a signal handler may run where it is held
 _launches: dict[tuple[Any, ...], Prepared] = {}
 
 
-def launch(device: int, spec: KernelSpec, wanted: str | Plan | None, arrays: Arrays) -> BoundCall:
+def launch(device: int, spec: KernelSpec, forced: str | Plan | None, arrays: Arrays) -> BoundCall:
     """Launch a checked call of a row op on rows that there are; return it as it is bound."""
     calls = bound_calls.thread.calls
     with devices.cupy().cuda.Device(device):
@@ -50,7 +50,7 @@ def launch(device: int, spec: KernelSpec, wanted: str | Plan | None, arrays: Arr
             calls.plans.append(found.plan)
             return bound
 
-        return launch_what_fits(device, spec, wanted, launched)
+        return launch_what_fits(device, spec, forced, launched)
 
 
 def launch_of(found: Prepared, spec: KernelSpec) -> Launch:
@@ -83,22 +83,22 @@ class NeedsClustersError(RuntimeError):
 
 
 def launch_what_fits(
-    device: int, spec: KernelSpec, wanted: str | Plan | None, launch: Callable[[Prepared], Launched]
+    device: int, spec: KernelSpec, forced: str | Plan | None, launch: Callable[[Prepared], Launched]
 ) -> Launched:
     """Return launch(found) of what is prepared for a problem; of another plan if our part of the device refuses it.
 
     `device` must be current.
     """
-    found = prepared(device, spec, wanted)
+    found = prepared(device, spec, forced)
     while True:
         try:
             return launch(found)
         except Exception as error:  # noqa: BLE001  what is no refusal is raised again
-            found = _replan_after_refusal(device, spec, wanted, found.plan, error)
+            found = _replan_after_refusal(device, spec, forced, found.plan, error)
 
 
 def _replan_after_refusal(
-    device: int, spec: KernelSpec, wanted: str | Plan | None, refused: Plan, error: Exception
+    device: int, spec: KernelSpec, forced: str | Plan | None, refused: Plan, error: Exception
 ) -> Prepared:
     """Return a launch without cooperative blocks, or without clusters, if our part of the device refuses them.
 
@@ -111,11 +111,11 @@ def _replan_after_refusal(
     blocks = refused.grid if at_once else refused.cluster
     why = f"the device does not run {blocks} blocks at once ({error}), as in a green context or with MPS"
     try:
-        found = _prepare(device, spec, wanted, cooperative=False, clusters=at_once)
+        found = _prepare(device, spec, forced, cooperative=False, clusters=at_once)
     except DoesNotFitError:
         raise NeedsClustersError(why) from error
     with _lock:
-        add(_launches, _key_of(device, spec, wanted), found)
+        add(_launches, _key_of(device, spec, forced), found)
     warn_of_refusal(
         f"{why}: variant {found.plan.variant} is used instead of {refused.variant}, without blocks that wait "
         "for one another"
@@ -160,17 +160,17 @@ def kernel_of(device: int, spec: KernelSpec, plan: Plan) -> compiler.Kernel:
     return compiler.kernel(device, spec.text, spec.expression(plan), shared_limit, plan.cluster)
 
 
-def _key_of(device: int, spec: KernelSpec, wanted: str | Plan | None) -> tuple[Any, ...]:
-    return (device, spec.problem, spec.params.cpp, wanted, compiler.owner())
+def _key_of(device: int, spec: KernelSpec, forced: str | Plan | None) -> tuple[Any, ...]:
+    return (device, spec.problem, spec.params.cpp, forced, compiler.owner())
 
 
-def prepared(device: int, spec: KernelSpec, wanted: str | Plan | None) -> Prepared:
+def prepared(device: int, spec: KernelSpec, forced: str | Plan | None) -> Prepared:
     """Return what _prepare() gives, made once for each problem, spelling and wish, and for each owner of kernels."""
-    check_plan(wanted)  # a key hashes
-    key = _key_of(device, spec, wanted)
+    check_plan(forced)  # a key hashes
+    key = _key_of(device, spec, forced)
     found = _launches.get(key)
     if found is None:
-        found = _prepare(device, spec, wanted)
+        found = _prepare(device, spec, forced)
         with _lock:
             add(_launches, key, found)
     return found
@@ -179,7 +179,7 @@ def prepared(device: int, spec: KernelSpec, wanted: str | Plan | None) -> Prepar
 def _prepare(
     device: int,
     spec: KernelSpec,
-    wanted: str | Plan | None,
+    forced: str | Plan | None,
     *,
     tuned: bool = True,
     cooperative: bool = True,
@@ -209,15 +209,15 @@ def _prepare(
     if not cooperative:
         from cupynorm.plan.choose import choose  # noqa: PLC0415  loaded by the first call that needs it
 
-        plan = choose(spec.problem, limits, occupancy, wanted, cooperative=False, local_bytes=local_bytes)
+        plan = choose(spec.problem, limits, occupancy, forced, cooperative=False, local_bytes=local_bytes)
         return Prepared(load(plan), plan)
     key = None
-    if wanted is None and not (tuned and _tuned(spec, limits)):
+    if forced is None and not (tuned and _tuned(spec, limits)):
         key = chosen_plans.key(spec.text, spec.name, spec.types, spec.problem, limits)
     found = None if key is None else _remembered(key, load)
     if found is not None:
         return found
-    plan, _ = _choose(spec, limits, occupancy, local_bytes, wanted, tuned=tuned)
+    plan, _ = _choose(spec, limits, occupancy, local_bytes, forced, tuned=tuned)
     if key is not None and _depends_on_key_alone(plan, answers):
         chosen_plans.store(key, plan)
     return Prepared(load(plan), plan)
@@ -265,18 +265,25 @@ def _choose(
     limits: Limits,
     occupancy: Occupancy,
     local_bytes: LocalBytes,
-    wanted: str | Plan | None,
+    forced: str | Plan | None,
     *,
     tuned: bool = True,
 ) -> tuple[Plan, str]:
-    """Return the plan and its source: "wanted", "tuned" (`cupynorm tune` found it) or "table" (rules of plan/data).
+    """Return the plan and its source: "forced" (by plan=), "tuned" (by `cupynorm tune`) or "rules" (of plan/data).
 
     tuned: whether what was found may be taken; the limits are then those of a device that is here.
     """
     from cupynorm.plan.choose import choose  # noqa: PLC0415  as in _prepare()
 
-    if wanted is not None:
-        return choose(spec.problem, limits, occupancy, wanted, local_bytes=local_bytes), "wanted"
+    if forced is not None:
+        plan = choose(spec.problem, limits, occupancy, forced, local_bytes=local_bytes)
+        numbers = f"; its numbers: {plan.why}" if plan.rule else ""
+        asked = (
+            "the call gives all numbers of a plan"
+            if isinstance(forced, Plan)
+            else "the call names the variant"
+        )
+        return dataclasses.replace(plan, why=f"{asked}{numbers}"), "forced"
     known = _tuned(spec, limits) if tuned else None
     if known is not None:
         found, place = known
@@ -285,7 +292,7 @@ def _choose(
             return dataclasses.replace(plan, why="`cupynorm tune` found it on this device"), "tuned"
         except Exception as error:  # noqa: BLE001  whatever a file holds, it makes no call fail
             warnings.warn(f"{place.file}: a tuned plan is not used: {error}", stacklevel=2)
-    return choose(spec.problem, limits, occupancy, local_bytes=local_bytes), "table"
+    return choose(spec.problem, limits, occupancy, local_bytes=local_bytes), "rules"
 
 
 def _tuned(spec: KernelSpec, limits: Limits) -> tuple[Plan, Place] | None:

@@ -24,23 +24,23 @@ def row_kernel(specs: Sequence[KernelSpec]) -> KernelSpec | None:
 
 
 def launch(
-    device: int, specs: Sequence[KernelSpec], arrays: Arrays, wanted: str | Plan | None = None
+    device: int, specs: Sequence[KernelSpec], arrays: Arrays, forced: str | Plan | None = None
 ) -> BoundCall:
     """Launch the kernels of a checked call in their order, on the device's current stream; return it as it is bound.
 
     Each is launched before the next one is planned, so none runs twice if our part of the device refuses another.
-    wanted: the plan of row_kernel(). It is refused before anything is launched, which may have added to a sum.
+    forced: the plan of row_kernel(). It is refused before anything is launched, which may have added to a sum.
     """
-    calls, forced = bound_calls.thread.calls, None if wanted is None else row_kernel(specs)
+    calls, row_spec = bound_calls.thread.calls, None if forced is None else row_kernel(specs)
     with devices.cupy().cuda.Device(device):
         calls.prepare(device)
-        if forced is not None:
-            row_ops.prepared(device, forced, wanted)
-        launches = [_launched(device, spec, arrays, wanted if spec is forced else None) for spec in specs]
+        if row_spec is not None:
+            row_ops.prepared(device, row_spec, forced)
+        launches = [_launched(device, spec, arrays, forced if spec is row_spec else None) for spec in specs]
         return bound_call(device, arrays, launches)
 
 
-def _launched(device: int, spec: KernelSpec, arrays: Arrays, wanted: str | Plan | None) -> Launch:
+def _launched(device: int, spec: KernelSpec, arrays: Arrays, forced: str | Plan | None) -> Launch:
     """Launch one kernel; return what bound_call takes."""
 
     def once(launch: Launch) -> Launch:
@@ -55,4 +55,4 @@ def _launched(device: int, spec: KernelSpec, arrays: Arrays, wanted: str | Plan 
         bound_calls.thread.calls.plans.append(found.plan)
         return launch
 
-    return row_ops.launch_what_fits(device, spec, wanted, planned)
+    return row_ops.launch_what_fits(device, spec, forced, planned)

@@ -58,8 +58,8 @@ class Explanation:
     """The kernel and the plan that a call would launch, and why.
 
     problem, plan: those of plan/; for an op that is not a row op, the numbers of its one kernel.
-    source: where the plan comes from: "table" (the rules of plan/data), "tuned" (`cupynorm tune` found it) or "wanted"
-    (given by plan=). why: the rule and its file, or what else decided. rule: the rule that decided, what it reaches and
+    source: where the plan comes from: "rules" (of plan/data), "tuned" (by `cupynorm tune`) or "forced" (by plan=).
+    why: the rule and its file, or what else decided. rule: the rule that decided, what it reaches and
     where it comes from; None where none did. without: what would be chosen without that rule, and its share at the same
     point.
     registers: None where there was no compiler to ask. further: other kernels of the call, which have no variants, such
@@ -180,7 +180,7 @@ def _one_kernel(name: str, spec: KernelSpec, limits: Limits, moved: int) -> Expl
         device=limits.name,
         problem=kernel.problem,
         plan=kernel.numbers,
-        source="table",
+        source="rules",
         why="one kernel, which has no variants",
         registers=ask.registers(kernel.expression),
         occupancy=resident * kernel.block / limits.threads_per_sm,
@@ -268,7 +268,7 @@ def _planned(
 
     # run() without its launch
     chosen, source = row_ops._choose(what, limits, occupancy, local_bytes, plan, tuned=tuned)  # noqa: SLF001
-    rule, without = _rule(chosen, what.problem, limits, occupancy) if source == "table" else (None, None)
+    rule, without = _rule(chosen, what.problem, limits, occupancy) if source == "rules" else (None, None)
     return Explanation(
         op=name,
         device=limits.name,

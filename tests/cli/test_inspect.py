@@ -132,6 +132,11 @@ def test_explain_shows_the_plan_for_a_recorded_device(no_compiler, op, device):
     text = invoke(*arguments).stdout
     assert re.search(rf"^  variant +{told['plan']['variant']}$", text, re.MULTILINE)
     assert told["kernel"] in text
+    assert re.search(r"^  waves +[\d.]{1,6}$", text, re.MULTILINE)  # and not all digits of a double
+    if told["without"] is not None:
+        plan = told["without"]["plan"]
+        said = f"  without it +{plan['variant']}, {plan['vectors']} vectors of {plan['vector']} in each of"
+        assert re.search(said, text)
 
 
 def test_explain_passes_its_options_on(no_compiler):

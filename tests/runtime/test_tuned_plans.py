@@ -425,14 +425,15 @@ def test_explain_says_where_the_plan_comes_from(simulated):
 
     found = {
         "tuned": explain.explain(SOFTMAX, (6, 40), "float32"),
-        "table": explain.explain(SOFTMAX, (6, 41), "float32"),
-        "wanted": explain.explain(SOFTMAX, (6, 40), "float32", plan="shared"),
+        "rules": explain.explain(SOFTMAX, (6, 41), "float32"),
+        "forced": explain.explain(SOFTMAX, (6, 40), "float32", plan="shared"),
     }
 
     assert {name: each.source for name, each in found.items()} == {name: name for name in found}
     assert found["tuned"].plan.variant == "block"
-    assert explain.explain(SOFTMAX, (6, 40), "float32", device="h200").source == "table"
-    assert explain.explain(LAYER_NORM, (6, 40), "float32").source == "table"
+    assert found["forced"].why == "the call names the variant"  # and not that no other variant holds the row
+    assert explain.explain(SOFTMAX, (6, 40), "float32", device="h200").source == "rules"
+    assert explain.explain(LAYER_NORM, (6, 40), "float32").source == "rules"
 
 
 def test_the_drivers_version_is_asked_of_linux_or_of_cuda(simulated, monkeypatch):
