@@ -129,6 +129,36 @@ def test_every_variant_is_in_the_table() -> None:
     assert tuple(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == VARIANTS
 
 
+def test_every_kernel_that_a_plan_may_have_is_in_the_table_of_kernels() -> None:
+    rows = re.findall(
+        r"^\| (`row/\w+\.cuh`.*?) \| `(\w+)` \|", (DOCS / "kernels.md").read_text("utf-8"), re.MULTILINE
+    )
+    found = {}
+    for path in (CHECKOUT / "kernels" / "row").glob("*.cuh"):
+        for name in re.findall(
+            r"__global__ [^{]*?(\w+)\(const __grid_constant__ ", path.read_text("utf-8"), re.DOTALL
+        ):
+            found[name] = f"`row/{path.name}`"
+
+    assert {name for _, name in rows} == set(found)
+    assert all(found[name] in files for files, name in rows)
+
+
+def test_the_answer_that_is_read_is_that_of_explain(tmp_path: Path) -> None:
+    text = (DOCS / "how-it-works.md").read_text("utf-8")
+    (line,) = re.findall(r"^cupynorm explain add_layer_norm/sum .*$", text, re.MULTILINE)
+    (answer,) = (block for block in blocks(DOCS / "how-it-works.md") if block.text.startswith("problem\n"))
+
+    told = run_in_a_shell(line, tmp_path).stdout
+    if "NVRTC is not installed" in told:
+        pytest.skip("NVRTC, whose registers decide, is not installed")
+
+    fields = re.findall(r"^  (\w+) +(\S+)  +\S", answer.text, re.MULTILINE)
+    assert len(fields) > 9
+    for name, value in fields:
+        assert re.search(rf"^  {name} +{re.escape(value)}$", told, re.MULTILINE), name
+
+
 def test_every_command_is_shown() -> None:
     text = (DOCS / "command.md").read_text("utf-8")
 
