@@ -208,6 +208,30 @@ def test_lines_are_short(page: Path) -> None:
     assert long == []
 
 
+def test_what_pages_for_contributors_name_is_there() -> None:
+    files = [
+        path
+        for folder in ("cupynorm", "kernels", "tests", "scripts")
+        for path in (CHECKOUT / folder).rglob("*")
+        if path.suffix in {".py", ".cuh", ".json", ""} and path.is_file()
+    ]
+    texts = {
+        path.relative_to(CHECKOUT).as_posix(): path.read_text("utf-8", errors="ignore") for path in files
+    }
+    words = set(re.findall(r"\w+", " ".join([*texts, *texts.values()])))
+    pages = ["how-it-works", "kernels", "add-a-variant", "add-an-epilogue", "add-an-op", "add-gpu-data"]
+    for page in pages:
+        text = re.sub(
+            r"^(`{3,}).*?^\1$", "", (DOCS / f"{page}.md").read_text("utf-8"), flags=re.MULTILINE | re.DOTALL
+        )
+        for name in re.findall(r"`([A-Za-z_]\w+)`", text):
+            assert name in words | {"l2_norm"}, (page, name)
+        for name, place in re.findall(r"`(\w+)`\s+(?:of|in)\s+`([\w/]+\.\w+)`", text):
+            if page != "add-an-op" or "l2_norm" not in place:
+                found = [each for path, each in texts.items() if f"/{path}".endswith(f"/{place}")]
+                assert any(re.search(rf"\b{name}\b", each) for each in found), (page, name, place)
+
+
 def test_every_page_is_in_the_index() -> None:
     linked = {*LINK.findall((DOCS / "README.md").read_text("utf-8"))}
 
