@@ -130,9 +130,7 @@ VARIANT = Name("variant", _variants)
 VARIANTS = Names("variant,...", _variants)
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Print JSON on standard output.")
-plan_option = click.option(
-    "--plan", type=VARIANT, help="Force a variant: warp, block, cached, cluster, split, shared, uncached."
-)
+plan_option = click.option("--plan", type=VARIANT, help="Force a variant, one of those named below.")
 op_argument = click.argument("op", type=Name("op", ops), metavar="OP")
 
 

@@ -19,7 +19,7 @@ class Limits:
     blocks_per_sm: int
     registers_per_sm: int
     shared_bytes_per_sm: int
-    shared_bytes_per_block: int  # with opt-in, static and dynamic together, less what the driver reserves
+    shared_bytes_per_block: int  # dynamic, with opt-in: what is left beside STATIC_SHARED_BYTES
     reserved_shared_bytes: int  # of each block, by the driver
     l2_bytes: int
 

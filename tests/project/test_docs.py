@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+import cupynorm
 from cupynorm.catalog import op_table
 from cupynorm.cli import cli
 from cupynorm.plan.config import VARIANTS
@@ -127,6 +128,8 @@ def test_every_variant_is_in_the_table() -> None:
     text = (DOCS / "how-it-works.md").read_text("utf-8")
 
     assert tuple(re.findall(r"^\| `(\w+)` \|", text, re.MULTILINE)) == VARIANTS
+    named = str(cupynorm.layer_norm.__doc__).partition("Force a variant")[2].partition("or a whole")[0]
+    assert tuple(re.findall(r'"(\w+)"', named)) == VARIANTS
 
 
 def test_every_kernel_that_a_plan_may_have_is_in_the_table_of_kernels() -> None:
