@@ -306,7 +306,7 @@ def install(module: Any = None) -> Installed:
     """Put softmax, log_softmax and logsumexp in the place of those of cupyx.scipy.special, for CuPy arrays.
 
     Calls by way of the module are cupynorm's from then on, in the whole process. Arrays of other dtypes, such as
-    complex ones and integers, are CuPy's business as before, and so is what is no CuPy array.
+    complex ones and integers, are left to CuPy's functions, and so is what is no CuPy array.
 
     Parameters
     ----------

@@ -144,7 +144,9 @@ def selftest(ctx: click.Context, *, gpu: bool | None, quick: bool, as_json: bool
     "--device", type=Name("device", _recorded), help="Use recorded limits instead of the current device's."
 )
 @click.option(
-    "--without", multiple=True, help="Leave out an array that OP may go without: the bias of a sum."
+    "--without",
+    multiple=True,
+    help="Leave out an array that OP may go without, such as bias in add_layer_norm/sum.",
 )
 @json_option
 def explain(*, op: str, as_json: bool, without: tuple[str, ...], **options: Any) -> None:

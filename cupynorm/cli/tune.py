@@ -37,32 +37,32 @@ from cupynorm.cli.output import print_json, print_note, progress_bar
     "search_file",
     type=FILE,
     metavar="FILE",
-    help="Measure what each rule that ships earns, and record it in FILE; go on with one that is there.",
+    help="Measure what each rule that ships earns, and record it in FILE; an existing one is continued.",
 )
 @click.option(
-    "--forms", "searched", type=Forms("form,...", forms), help="Of --search: these ops and forms only."
+    "--forms", "searched", type=Forms("form,...", forms), help="With --search: these ops and forms only."
 )
 @click.option(
     "--ship",
     type=FILE,
     multiple=True,
     metavar="FILE",
-    help="Make rules of the searches recorded in FILE, once for each. Needs no GPU.",
+    help="Make rules from the search in FILE; repeatable. Needs no GPU.",
 )
 @click.option(
     "--sweep",
     type=FILE,
     metavar="FILE",
-    help="Of --ship: a file of `cupynorm bench --save`, whose points may not fall either.",
+    help="With --ship: a file of `cupynorm bench --save`, whose points may not fall either.",
 )
 @click.option(
     "--tolerance",
     type=click.FloatRange(0, 1),
     metavar="SHARE",
-    help="Of --ship: how much of the copy rate a point may lose. Default: 0.01.",
+    help="With --ship: how much of the copy rate a point may lose. Default: 0.01.",
 )
-@click.option("--data", type=FILE, metavar="FILE", help="Of --search and --ship: the rules to begin with.")
-@click.option("--out", type=FILE, metavar="FILE", help="Of --ship: the file to write, such as sm_90.json.")
+@click.option("--data", type=FILE, metavar="FILE", help="With --search or --ship: the rules to begin with.")
+@click.option("--out", type=FILE, metavar="FILE", help="With --ship: the file to write, such as sm_90.json.")
 @json_option
 def tune(
     *,
@@ -85,7 +85,7 @@ def tune(
     Without an OP, row ops alone are tuned. Gradients, losses and statistics are timed with all
     kernels of a call.
 
-    --search and --ship are for who ships rules with the package: docs/add-gpu-data.md.
+    --search and --ship are for those who make the rules that ship with the package: docs/add-gpu-data.md.
 
     Example: cupynorm tune layer_norm softmax --dtypes float16 --cols 768,50257
     """

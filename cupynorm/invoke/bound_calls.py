@@ -31,9 +31,8 @@ if TYPE_CHECKING:
 ANYWHERE = 1 << 64  # beyond every distance between two addresses
 NO_ARRAY = (None,)
 MOST = 1024  # bound calls that a thread keeps, about 4 KB each; the oldest is dropped
-ALIGNMENT = (
-    15  # the bits of an address that checks and vector widths look at: no access is wider than 16 bytes
-)
+# The bits of an address that checks and vector widths look at: no access is wider than 16 bytes.
+ALIGNMENT = 15
 PART = 512  # bytes, as CuPy's pool hands them out: each array of a workspace begins at a multiple
 
 

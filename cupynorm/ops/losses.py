@@ -45,7 +45,8 @@ def logsumexp(
     """Return log(sum(exp(z))) over the kept elements of the reduced axes: max + log(sum(exp(z - max))), so no overflow.
 
     z = x * scale + bias. An element is kept if every mask that is given keeps it. softmax is exp(z - logsumexp). With b
-    it is log(sum(b * exp(z))).
+    it is log(sum(b * exp(z))). Why max is subtracted: Blanchard, Higham and Higham 2021, "Accurately computing the
+    log-sum-exp and softmax functions".
 
     Parameters
     ----------
@@ -196,6 +197,8 @@ def cross_entropy(
     loss = sum_i q_i (lse - x_i) + z_loss * lse^2, where x is a row of logits, lse = logsumexp(x), and
     q_i = weight_i * ((1 - label_smoothing) * [i == label] + label_smoothing / classes).
     The gradient with respect to the row is (Q + 2 * z_loss * lse) * softmax(x) - q, where Q = sum_i q_i.
+    label_smoothing is that of Szegedy et al. 2016, "Rethinking the Inception architecture for computer vision", z_loss
+    that of Chowdhery et al. 2022, "PaLM: Scaling language modeling with pathways".
 
     Parameters
     ----------

@@ -131,7 +131,8 @@ def softmax(
 ) -> Any:
     """Turn rows into probabilities: exp(z - max) / sum(exp(z - max)) over the kept elements of the normalised axes.
 
-    z = x * scale + bias. An element is kept if every mask that is given keeps it.
+    z = x * scale + bias. An element is kept if every mask that is given keeps it. Why max is subtracted: Blanchard,
+    Higham and Higham 2021, "Accurately computing the log-sum-exp and softmax functions".
 
     Parameters
     ----------
@@ -221,7 +222,8 @@ def log_softmax(
 ) -> Any:
     """Return the logarithm of softmax without its underflow: z - max - log(sum(exp(z - max))) over the kept elements.
 
-    z = x * scale + bias. An element is kept if every mask that is given keeps it.
+    z = x * scale + bias. An element is kept if every mask that is given keeps it. max is subtracted for the reasons
+    that softmax cites.
 
     Parameters
     ----------

@@ -148,7 +148,7 @@ def without_spills(question: Question, plan: Plan) -> Plan:
 
     The compiled kernel is asked. It is compiled again for fewer blocks only where each thread then has more registers,
     and only as long as that helps: local memory may also hold what no register can, such as an array whose elements
-    are chosen at run time. Of rows whose elements lie apart a few bytes cost less than the second of two blocks, and
+    are chosen at run time. Where a row's elements lie apart, a few bytes cost less than the second of two blocks, and
     with weights than the third of three. How a row is summed does not depend on it.
     """
     few = question.rules.apart.block_local_bytes if question.problem.across else 0

@@ -25,9 +25,8 @@ REGISTER_BYTES = 4
 MOST_REGISTERS = 255  # of a thread
 BYTE_BITS = 8
 REGISTER_UNIT = 8  # registers of a thread that are given out together: 256 for each warp
-LEAST_SMS_OF_PART = (
-    16  # multiprocessors of a GPC, within which a cluster runs: 16 or 18 of an H100 and an H200
-)
+# Multiprocessors of a GPC, within which a cluster runs: 16 or 18 of an H100 and an H200.
+LEAST_SMS_OF_PART = 16
 AMPERE, HOPPER = 80, 90  # compute capabilities that brought asynchronous copies, and clusters
 MAX_CTAS, PORTABLE_CTAS = 16, 8  # blocks of a cluster: at most, and on every device that has clusters
 LARGE_CLUSTERS = {"90", "100", "103"}  # compute capabilities that take MAX_CTAS blocks in a cluster
@@ -42,30 +41,25 @@ FIELDS_SHARED_BYTES = 512  # static ones of States of five doubles (CrossEntropy
 ROUNDS_SHARED_BYTES = {4: 1024, 8: 4096}
 SCHEDULERS = 4  # of a multiprocessor: each has registers of its own, so blocks are of whole warps for each
 MIN_REREAD_BLOCK = 128  # threads of row_reread, whose vectors of results have room for a message
-EDGE_VECTORS = (
-    9  # as many vectors of threads hold what is before a row's first line themselves (kUnit in staged.cuh)
-)
-CONVERTED_ELEMENTS = (
-    8  # the vectors of a group whose parameters are converted have a multiple of so many elements
-)
+# As many vectors of threads hold what is before a row's first line themselves (kUnit in staged.cuh).
+EDGE_VECTORS = 9
+# The vectors of a group whose parameters are converted have a multiple of so many elements.
+CONVERTED_ELEMENTS = 8
 MAX_NUMBERS_ACROSS = 64  # numbers that a thread of row_across has at a time: a bit for each
 MAX_PACKED_ACROSS = 128  # the same where they wait two in a register
-MAX_ROWS_OF_WORD = (
-    4  # neighbouring rows of a thread where a mask has a byte of each in a word (kernels/io/masks.cuh)
-)
+# Neighbouring rows of a thread where a mask has a byte of each in a word (kernels/io/masks.cuh).
+MAX_ROWS_OF_WORD = 4
 COUNTER_BYTES = 128  # of each group of blocks that share rows over the grid: kCounterBytes in row/meeting.cuh
 WHOLE_COLUMNS = 1024  # of a block, whose gamma and beta wait in shared memory: as in kernels/row/whole.cuh
 PART_NUMBERS = 32  # that a thread computes at a time where they wait two in a register
-PARTS_ACROSS = (
-    4  # elements of a row that are then computed at a time, where a thread has more than MAX_NUMBERS_ACROSS
-)
+# Elements of a row that are then computed at a time, where a thread has more than MAX_NUMBERS_ACROSS.
+PARTS_ACROSS = 4
 MOST_ROW_NUMBERS = 8  # in an op's State and pivot, or in its Row
 NUMBERS_OF_SUMS = 5  # in the state of sums of deviations; exponentials have fewer
 MESSAGE_NUMBERS = 8  # room of what a block of a grid tells another, in numbers of the compute type
 MESSAGE_BYTES = 32  # the same where the row waits in registers, or is read twice side by side
-MAX_TWO_REDUCTIONS_BLOCK = (
-    512  # threads of MAX_CTAS blocks for whose two reductions static shared memory has room
-)
+# Threads of MAX_CTAS blocks for whose two reductions static shared memory has room.
+MAX_TWO_REDUCTIONS_BLOCK = 512
 RESULT_BYTES = 2  # of an element of the results among which messages lie, at least
 # The most that messages have room for where they have memory of their own: bytes of a message, rows that blocks share
 # before they meet (kMost in row/reread.cuh), and blocks that share the rows in work.

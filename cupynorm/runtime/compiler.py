@@ -137,9 +137,8 @@ class Kernel(NamedTuple):
     module: Any  # keeps the function loaded
 
 
-PATIENCE = (
-    60.0  # seconds to wait for another thread that compiles the same kernel, which is then compiled here, too
-)
+# Seconds to wait for another thread that compiles the same kernel, which is then compiled here, too.
+PATIENCE = 60.0
 
 
 class Wanted(NamedTuple):

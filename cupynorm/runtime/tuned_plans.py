@@ -184,7 +184,7 @@ def _read(file: Path, where: Place) -> dict[str, Entry]:
             raise ValueError(f"it is for {told['place']}")
         kept = dict(told["entries"])
     except (ValueError, TypeError, KeyError, RecursionError) as error:
-        _warn(file, f"it is torn or foreign ({type(error).__name__}: {error})")
+        _warn(file, f"it is damaged, or no file of tuned plans ({type(error).__name__}: {error})")
         return {}
     entries = {key: _entry_from(each) for key, each in kept.items()}
     found = {key: entry for key, entry in entries.items() if entry}

@@ -131,7 +131,9 @@ def read(path: Path) -> Search:
         search = Search(about, [Shares.from_dict(each) for each in told["points"]], path.as_posix())
         _ = search.limits, about["date"], about["device"]["name"]
     except (KeyError, TypeError, ValueError) as error:
-        raise ValueError(f"{path} is torn or foreign: {type(error).__name__}: {error}") from error
+        raise ValueError(
+            f"{path} is damaged, or no search of rules: {type(error).__name__}: {error}"
+        ) from error
     return search
 
 

@@ -228,8 +228,14 @@ def test_a_search_of_other_kernels_is_not_gone_on_with(timer, tmp_path) -> None:
         ("[]", "is 'list': a file that `cupynorm tune --search` has written is expected"),
         ('{"schema": 1, "points": []}', "is None: a file that"),
         ('{"kind": "search of rules", "schema": 9}', "has schema 9, 1 is expected"),
-        ('{"kind": "search of rules", "schema": 1, "points": [{}]}', "is torn or foreign: KeyError: 'plans'"),
-        ('{"kind": "search of rules", "schema": 1, "points": []}', "is torn or foreign: KeyError: 'limits'"),
+        (
+            '{"kind": "search of rules", "schema": 1, "points": [{}]}',
+            "is damaged, or no search of rules: KeyError: 'plans'",
+        ),
+        (
+            '{"kind": "search of rules", "schema": 1, "points": []}',
+            "is damaged, or no search of rules: KeyError: 'limits'",
+        ),
     ],
 )
 def test_what_is_no_search_is_refused_with_what_it_is(text: str, message: str, tmp_path) -> None:

@@ -145,7 +145,7 @@ class Apart(NamedTuple):
     most_turns
         How many tiles each group of these blocks goes through at most, so that few blocks are left over.
     left_idle
-        Where that is better than clusters. Of rows that are only read: the fewest columns, bytes of x, and how many
+        Where that is better than clusters. For rows that are only read: the fewest columns, bytes of x, and how many
         blocks of clusters for each multiprocessor are enough; of others: the fewest columns, and such blocks.
     filled
         The share of a device's multiprocessors that clusters must have at once where their blocks are no power of two,
