@@ -243,9 +243,18 @@ def test_every_page_is_in_the_index() -> None:
 
 
 def test_the_glossary_is_short() -> None:
-    rows = re.findall(r"^\| (?!---|word )", (DOCS / "glossary.md").read_text("utf-8"), re.MULTILINE)
+    words = re.findall(r"^\| (?!---|word )(.*?) \|", (DOCS / "glossary.md").read_text("utf-8"), re.MULTILINE)
 
-    assert 0 < len(rows) <= 20
+    assert 0 < len(words) <= 20
+    assert not [each for each in words if "," in each]  # a row for each
+
+
+def test_every_folder_is_on_the_map() -> None:
+    (drawing,) = (block.text for block in blocks(CHECKOUT / "CONTRIBUTING.md") if "kernels/" in block.text)
+    for place in ("cupynorm", "kernels"):
+        for path in (CHECKOUT / place).iterdir():
+            if path.is_dir() and path.name != "__pycache__":
+                assert f" {path.name}/ " in drawing, path
 
 
 def test_notes_are_numbered_and_in_their_index() -> None:
