@@ -84,17 +84,17 @@ def check(
     shape = x.shape[x.ndim - axes :]
     if 0 in shape:
         raise ValueError(f"x has shape {x.shape}: the normalised axes are empty")
-    columns = _check_columns(columns, shape, "the normalised axes of x have")
-    asked = _result_dtype(dtype, quantized)
+    columns = check_columns(columns, shape, "the normalised axes of x have")
+    asked = asked_dtype(dtype, quantized)
     if on_device and asked is not None and quantized is not None:
         asked = device_dtype(asked)
     device = check_places(x, {"out": out, **columns, **others}) if on_device else -1
-    columns = _with_arrays(columns, x, shape, out.dtype if out is not None else asked, device)
+    columns = with_arrays(columns, x, shape, out.dtype if out is not None else asked, device)
     if out is None:
         out = allocate(on_device, device, x.shape, asked or result_dtype(x.dtype), like=x)
     else:
         read = {"x": x, **columns, **others}
-        _check_out(out, x.shape, asked, read, on_device, quantized=quantized is not None, may_be=may_be)
+        check_out(out, x.shape, asked, read, on_device, quantized=quantized is not None, may_be=may_be)
     return Call(on_device, device, x, out, axes, columns)
 
 
@@ -132,16 +132,16 @@ def check_each(
     axes = axes and trailing_axes(axis, x.shape)
     shape = half(x.shape) if halves else x.shape
     of_columns = x.shape[x.ndim - axes :]
-    columns = _check_columns(
+    columns = check_columns(
         columns, of_columns, "the last axis of x has" if axes == 1 else f"the last {axes} axes of x have"
     )
-    asked = _result_dtype(dtype, None)
+    asked = asked_dtype(dtype, None)
     device = check_places(x, {"out": out, **columns, **others}) if on_device else -1
-    columns = _with_arrays(columns, x, of_columns, out.dtype if out is not None else asked, device)
+    columns = with_arrays(columns, x, of_columns, out.dtype if out is not None else asked, device)
     if out is None:
         out = allocate(on_device, device, shape, asked or x.dtype, like=x)
     else:
-        _check_out(out, shape, asked, {"x": x, **columns, **others}, on_device, may_be=may_be)
+        check_out(out, shape, asked, {"x": x, **columns, **others}, on_device, may_be=may_be)
     return Call(on_device, device, x, out, axes, columns)
 
 
@@ -186,7 +186,7 @@ def check_kinds(
     return on_device
 
 
-def _check_columns(columns: Mapping[str, Any], shape: tuple[int, ...], whose: str) -> dict[str, Any]:
+def check_columns(columns: Mapping[str, Any], shape: tuple[int, ...], whose: str) -> dict[str, Any]:
     """Return the parameters, without leading axes of one element that `shape` does not have; numbers as they are."""
     found = {}
     for name, given in columns.items():
@@ -209,8 +209,8 @@ def _check_columns(columns: Mapping[str, Any], shape: tuple[int, ...], whose: st
 def column(given: Any, x: Any, result: Dtype | None, whose: str) -> Any:
     """Return a bias of x's last axis as an array of at most one axis. result: the result's dtype, None for x's."""
     device = int(x.device.id) if devices.is_device_array(x) else -1
-    found = _check_columns({"bias": given}, x.shape[-1:], whose)
-    return _with_arrays(found, x, x.shape[-1:], result, device)["bias"]
+    found = check_columns({"bias": given}, x.shape[-1:], whose)
+    return with_arrays(found, x, x.shape[-1:], result, device)["bias"]
 
 
 def _extra(shape: tuple[int, ...], axes: int) -> int:
@@ -219,7 +219,7 @@ def _extra(shape: tuple[int, ...], axes: int) -> int:
     return extra if all(extent == 1 for extent in shape[:extra]) else 0
 
 
-def _with_arrays(
+def with_arrays(
     columns: Mapping[str, Any], x: Any, shape: tuple[int, ...], result: Dtype | None, device: int
 ) -> dict[str, Any]:
     """Return the parameters with arrays in place of numbers: of `shape` on a device, without axes on the host.
@@ -275,7 +275,8 @@ def check_elements(name: str, array: Any) -> None:
         )
 
 
-def _result_dtype(dtype: Any, quantized: Dtype | None) -> Dtype | None:
+def asked_dtype(dtype: Any, quantized: Dtype | None) -> Dtype | None:
+    """Return the result's dtype that the call asks for; None: for none. ValueError if dtype= and quantize= both do."""
     if dtype is None:
         return quantized
     if quantized is not None:
@@ -370,7 +371,7 @@ def allocate(
         return devices.empty(shape, dtype)
 
 
-def _check_out(
+def check_out(
     out: Any,
     shape: tuple[int, ...],
     asked: Dtype | None,

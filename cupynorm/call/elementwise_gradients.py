@@ -9,11 +9,11 @@ import numpy as np
 from cupynorm._dtypes import Dtype, compute_dtype
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import (
-    _check_out,
     allocate,
     check_dtype,
     check_each,
     check_kind,
+    check_out,
     half,
     is_number,
 )
@@ -102,4 +102,4 @@ def check_activation_gradient(
 
 def _check_add_to(add_to: Any, bias: Any, others: dict[str, Any], *, on_device: bool) -> None:
     read = {"bias": bias, **others}
-    _check_out(add_to, bias.shape, None, read, on_device, name="add_to", may_be=())
+    check_out(add_to, bias.shape, None, read, on_device, name="add_to", may_be=())

@@ -10,18 +10,18 @@ from cupynorm._dtypes import Dtype, compute_dtype
 from cupynorm._options import boolean, eps_of, eps_within, finite, shown, within
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import (
-    _check_columns,
-    _check_out,
-    _result_dtype,
-    _with_arrays,
     allocate,
+    asked_dtype,
+    check_columns,
     check_dtype,
     check_forced,
     check_kind,
     check_kinds,
+    check_out,
     check_places,
     is_number,
     trailing_axes,
+    with_arrays,
 )
 from cupynorm.call.extras import dropout_of
 from cupynorm.call.masks import Mask, asked_of, mask_of, with_lengths
@@ -90,7 +90,7 @@ class _Rows(NamedTuple):
             return allocate(self.on_device, self.device, self.x.shape, asked or dtype, like=self.x)
         may_be = [each for each in (self.name, "dy", "ds") if each in self.read]
         read = {**self.read, **written}
-        _check_out(out, self.x.shape, asked, read, self.on_device, name=name, may_be=may_be)
+        check_out(out, self.x.shape, asked, read, self.on_device, name=name, may_be=may_be)
         return out
 
     def parameter_sum(
@@ -115,9 +115,9 @@ class _Rows(NamedTuple):
             shape = () if is_number(alike[1]) else alike[1].shape
             # so that it is named in the message
             read = {alike[0]: np.empty(shape) if is_number(alike[1]) else alike[1], **read}
-        _check_out(add_to, shape, None, read, self.on_device, name=label, may_be=())
+        check_out(add_to, shape, None, read, self.on_device, name=label, may_be=())
         if alike is None:
-            _check_columns({label: add_to}, self.shape, f"the normalised axes of {self.name} have")
+            check_columns({label: add_to}, self.shape, f"the normalised axes of {self.name} have")
         written[label] = add_to
         return Sum(add_to, adds=True)
 
@@ -153,7 +153,7 @@ def _rows(
     for key, each in alike.items():
         if each.shape != x.shape:
             raise ValueError(f"{key} has shape {each.shape}, {name} has {x.shape}")
-    asked = _result_dtype(dtype, None)
+    asked = asked_dtype(dtype, None)
     device = check_places(x, arrays, name) if on_device else -1
     read = {name: x, **alike, **{key: each for key, each in others.items() if not is_number(each)}}
     return _Rows(on_device, device, name, x, axes, asked, read)
@@ -201,7 +201,7 @@ def check_norm_gradient(
     statistics = {"mean": mean, "rstd": rstd}
     written = {"out": out, "residual_out": residual_out, **dict(totals.values())}
     rows = _rows(name, given, alike, {**columns, **statistics}, columns, written, axis, dtype, plan)
-    found = _check_columns(
+    found = check_columns(
         {key: each for key, each in columns.items() if each is not None},
         rows.shape,
         f"the normalised axes of {name} have",
@@ -216,7 +216,7 @@ def check_norm_gradient(
         add = AddGradient(adding.ds, finite("alpha", adding.alpha), drop, None, None)
     if from_y and not rows.on_device:
         _check_no_zero(found.get("gamma"))
-    found = _with_arrays(found, given, rows.shape, rows.asked if out is None else out.dtype, rows.device)
+    found = with_arrays(found, given, rows.shape, rows.asked if out is None else out.dtype, rows.device)
     made: dict[str, Any] = {}
     known = {"dgamma": gamma, "dbeta": beta, "dbias": None if adding is None else adding.bias}
     wanted = {"dgamma": computed, "dbeta": computed, "dbias": known["dbias"] is not None}

@@ -10,20 +10,20 @@ from cupynorm._dtypes import Dtype, compute_dtype, dtype_of, result_dtype
 from cupynorm._options import boolean, eps_of, finite, integer, plainly, within
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import (
-    _check_columns,
-    _check_out,
-    _with_arrays,
     allocate,
+    check_columns,
     check_dtype,
     check_forced,
     check_input,
     check_kind,
     check_kinds,
+    check_out,
     check_places,
     is_number,
     sharing,
     trailing_axes,
     view,
+    with_arrays,
 )
 from cupynorm.call.masks import Asked, Mask, _check_broadcast, mask_of, with_lengths
 from cupynorm.call.missing import PROPAGATE, nan_policy
@@ -152,9 +152,9 @@ def check_cross_entropy(
         raise ValueError(f"label_smoothing is {plainly(label_smoothing)}: it must be 0 to 1")
     z = eps_of(z_loss, "z_loss")
     wanted = None if dtype is None else dtype_of(dtype)
-    columns = _check_columns(columns, (classes,), "the classes of logits have")
+    columns = check_columns(columns, (classes,), "the classes of logits have")
     device = check_places(logits, given, "logits") if on_device else -1
-    columns = _with_arrays(columns, logits, (classes,), None, device)
+    columns = with_arrays(columns, logits, (classes,), None, device)
     _check_labels(labels, rows, classes, ignored, on_device=on_device)
     factor = _check_dloss(dloss, rows)
     read = {"logits": logits, "labels": labels, **columns}
@@ -199,7 +199,7 @@ def _result(
     first = next(iter(read.values()))
     if out is None:
         return allocate(on_device, device, rows, wanted or compute_dtype(first.dtype))
-    _check_out(out, rows, wanted, read, on_device, may_be=())
+    check_out(out, rows, wanted, read, on_device, may_be=())
     return out
 
 
@@ -213,7 +213,7 @@ def _gradient(
     """Return where the gradient is written."""
     if grad is None:
         return allocate(on_device, device, logits.shape, result_dtype(logits.dtype), like=logits)
-    _check_out(grad, logits.shape, None, read, on_device, name="grad", may_be=("logits",))
+    check_out(grad, logits.shape, None, read, on_device, name="grad", may_be=("logits",))
     return grad
 
 

@@ -10,11 +10,11 @@ from cupynorm._dtypes import Dtype, compute_dtype, dtype_of
 from cupynorm._options import boolean, finite, shown
 from cupynorm._values import NamedTuple
 from cupynorm.call.arguments import (
-    _check_out,
     check,
     check_forced,
     check_input,
     check_kinds,
+    check_out,
     check_places,
     sharing,
     trailing_axes,
@@ -165,7 +165,7 @@ def check_rows_results(
     read, made = {"x": x, **others}, dict[str, Any]()
     for name, each in zip(rows, given, strict=True):
         if each is not None:
-            _check_out(each, shape, wanted, read, on_device, name=f"out of {name}", may_be=())
+            check_out(each, shape, wanted, read, on_device, name=f"out of {name}", may_be=())
             written = {f"out of {other}": view(array) for other, array in made.items()}
             shared = sharing(view(each), written) if each.size else None
             if shared is not None:

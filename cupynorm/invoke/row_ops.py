@@ -111,7 +111,7 @@ def _replan_after_refusal(
     blocks = refused.grid if at_once else refused.cluster
     why = f"the device does not run {blocks} blocks at once ({error}), as in a green context or with MPS"
     try:
-        found = _prepare(device, spec, forced, cooperative=False, clusters=at_once)
+        found = prepare(device, spec, forced, cooperative=False, clusters=at_once)
     except DoesNotFitError:
         raise NeedsClustersError(why) from error
     with _lock:
@@ -165,18 +165,18 @@ def _key_of(device: int, spec: KernelSpec, forced: str | Plan | None) -> tuple[A
 
 
 def prepared(device: int, spec: KernelSpec, forced: str | Plan | None) -> Prepared:
-    """Return what _prepare() gives, made once for each problem, spelling and wish, and for each owner of kernels."""
+    """Return what prepare() gives, made once for each problem, parameter, forced plan and owner of kernels."""
     check_plan(forced)  # a key hashes
     key = _key_of(device, spec, forced)
     found = _launches.get(key)
     if found is None:
-        found = _prepare(device, spec, forced)
+        found = prepare(device, spec, forced)
         with _lock:
             add(_launches, key, found)
     return found
 
 
-def _prepare(
+def prepare(
     device: int,
     spec: KernelSpec,
     forced: str | Plan | None,
@@ -217,7 +217,7 @@ def _prepare(
     found = None if key is None else _remembered(key, load)
     if found is not None:
         return found
-    plan, _ = _choose(spec, limits, occupancy, local_bytes, forced, tuned=tuned)
+    plan, _ = choose_plan(spec, limits, occupancy, local_bytes, forced, tuned=tuned)
     if key is not None and _depends_on_key_alone(plan, answers):
         chosen_plans.store(key, plan)
     return Prepared(load(plan), plan)
@@ -260,7 +260,7 @@ def _depends_on_key_alone(plan: Plan, answers: Sequence[tuple[Plan, int]]) -> bo
     return own[-1:] == [plan.resident_blocks] and all(tried.cluster == 1 for tried in others)
 
 
-def _choose(
+def choose_plan(
     spec: KernelSpec,
     limits: Limits,
     occupancy: Occupancy,
@@ -273,7 +273,7 @@ def _choose(
 
     tuned: whether what was found may be taken; the limits are then those of a device that is here.
     """
-    from cupynorm.plan.choose import choose  # noqa: PLC0415  as in _prepare()
+    from cupynorm.plan.choose import choose  # noqa: PLC0415  as in prepare()
 
     if forced is not None:
         plan = choose(spec.problem, limits, occupancy, forced, local_bytes=local_bytes)

@@ -68,7 +68,7 @@ def _values(expression: Expression, operands: Sequence[Traced]) -> list[Any]:
     values: list[Any] = list(operands)
     for step in expression.steps:
         if step.operation == "constant":
-            values.append(tracing._lift(operands[0]._trace, float.fromhex(step.constant)))  # noqa: SLF001
+            values.append(tracing.lift(operands[0]._trace, float.fromhex(step.constant)))  # noqa: SLF001
         else:
             values.append(apply(step.operation, *(values[index] for index in step.operands)))
     return values
@@ -102,7 +102,7 @@ def _sum(a: Any, b: Any) -> Any:
 def _rule(expression: Expression, operation: str, operands: Sequence[int]) -> Callable[..., tuple[Any, ...]]:
     """Return the function that gives, for each operand of an operation, what arrives there; None is 0."""
     if operation in LIMITED:
-        constants = [expression._is_constant(operand) for operand in operands]  # noqa: SLF001
+        constants = [expression.is_constant(operand) for operand in operands]
         return functools.partial(_limited, operation, constants)
     if operation in FLAT:
         return lambda *_: (None,) * len(operands)

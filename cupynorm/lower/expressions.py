@@ -97,11 +97,11 @@ class Expression:
         names = [f"v{operand}" for operand in step.operands]
         if step.operation in LIMITS:
             for operand, x, limit in zip(step.operands, reversed(names), names, strict=True):
-                if self._is_constant(operand):
+                if self.is_constant(operand):
                     return f"{LIMITS[step.operation]}({x}, {limit})"
         return OPERATIONS[step.operation].cpp.format(*names)
 
-    def _is_constant(self, value: int) -> bool:
+    def is_constant(self, value: int) -> bool:
         """Say whether a value is a constant other than nan."""
         constant = "" if value < self.inputs else self.steps[value - self.inputs].constant
         return constant not in {"", "nan"}

@@ -90,7 +90,7 @@ def apply(name: str, *values: Any) -> Traced:
 def _take(trace: _Trace, value: Any, kind: str, name: str) -> Traced:
     """Make a value of the trace of what stands beside one, and a number of a condition or the other way round."""
     given = isinstance(value, (bool, np.bool_))
-    lifted = _lift(trace, value)
+    lifted = lift(trace, value)
     if lifted._kind == kind:  # noqa: SLF001
         return lifted
     if kind == "n":
@@ -101,7 +101,8 @@ def _take(trace: _Trace, value: Any, kind: str, name: str) -> Traced:
     raise _unsupported(f"the operator {sign} on numbers", "use it on conditions, such as (m != 0) & (x > 0)")
 
 
-def _lift(trace: _Trace, value: Any) -> Traced:
+def lift(trace: _Trace, value: Any) -> Traced:
+    """Return a traced value as it is, and a number as a constant of the trace; TraceError for anything else."""
     if isinstance(value, Traced):
         if value._trace is not trace or not trace.open:  # noqa: SLF001
             raise _unsupported(
@@ -131,7 +132,7 @@ def _lift(trace: _Trace, value: Any) -> Traced:
 def _power(base: Any, exponent: Any) -> Any:
     if isinstance(exponent, Traced):
         raise _unsupported("a power with a traced exponent", "use exp(exponent * log(base))")
-    _lift(base._trace, exponent)  # noqa: SLF001  for its errors: a constant that nothing needs is left out
+    lift(base._trace, exponent)  # noqa: SLF001  for its errors: a constant that nothing needs is left out
     number = float(exponent)
     if number in {0.5, -0.5}:
         return apply("sqrt" if number > 0 else "rsqrt", base)
@@ -149,7 +150,7 @@ def _power(base: Any, exponent: Any) -> Any:
         if left:
             square = square * square
     if isinstance(result, float):
-        return _lift(base._trace, result)  # noqa: SLF001
+        return lift(base._trace, result)  # noqa: SLF001
     return 1.0 / result if number < 0 else result
 
 

@@ -13,12 +13,12 @@ from cupynorm._dtypes import compute_dtype
 from cupynorm._options import eps_of, eps_within, shown
 from cupynorm.call.arguments import (
     Call,
-    _check_out,
     allocate,
     check,
     check_dtype,
     check_kind,
     check_kinds,
+    check_out,
     check_places,
     is_number,
     sharing,
@@ -133,7 +133,7 @@ def _check_sum(call: Call, name: str, array: Any, given: Any, read: Mapping[str,
     if call.on_device:
         check_places(call.x, {name: array})
     of = np.empty(()) if is_number(given) else given
-    _check_out(array, of.shape, None, {"its operand": of, **read}, call.on_device, name=name, may_be=())
+    check_out(array, of.shape, None, {"its operand": of, **read}, call.on_device, name=name, may_be=())
 
 
 def check_dx(dx: Any, operands: Sequence[Operand]) -> None:

@@ -115,7 +115,7 @@ def planned(point: Point) -> dict[str, Any]:
     plans = []
     for what in kernels_at(point, devices.limits_of(device)):
         if isinstance(what.problem, Problem):
-            plans.append(row_ops._prepare(device, what, None).plan.as_dict())  # noqa: SLF001  run() without the launch
+            plans.append(row_ops.prepare(device, what, None).plan.as_dict())
         else:
             plans.append(explain.load(what, device))
     return plans[0]

@@ -267,7 +267,7 @@ def _planned(
         return ask.local_bytes(what.expression(plan))
 
     # run() without its launch
-    chosen, source = row_ops._choose(what, limits, occupancy, local_bytes, plan, tuned=tuned)  # noqa: SLF001
+    chosen, source = row_ops.choose_plan(what, limits, occupancy, local_bytes, plan, tuned=tuned)
     rule, without = _rule(chosen, what.problem, limits, occupancy) if source == "rules" else (None, None)
     return Explanation(
         op=name,

@@ -124,7 +124,7 @@ def _measure(point: Point, weights: Any, workers: int | None) -> tuple[Result, s
     device = devices.present_device()
     limits = devices.limits_of(device)
     spec = bench.lowered(point, dtype, limits)
-    chosen = row_ops._prepare(device, spec, None, tuned=False)  # noqa: SLF001  run() without the launch
+    chosen = row_ops.prepare(device, spec, None, tuned=False)
     before = tuned_plans.portable(chosen.plan)
     earlier = tuned_plans.find(
         tuned_plans.place(limits, devices.driver_version()), limits, spec.types, spec.problem
@@ -147,7 +147,7 @@ def _measure(point: Point, weights: Any, workers: int | None) -> tuple[Result, s
         point,
         chosen.plan,
         shares.get(before, math.nan),
-        dataclasses.replace(row_ops._prepare(device, spec, after).plan, why=why, rule=rule),  # noqa: SLF001
+        dataclasses.replace(row_ops.prepare(device, spec, after).plan, why=why, rule=rule),
         shares.get(after, math.nan),
         len(plans),
         refused,

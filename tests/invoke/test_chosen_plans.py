@@ -49,12 +49,12 @@ class Planner:
     """Counts the plans that are chosen by the rules."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._choose, self._count = planner.choose, 0
+        self.choose_plan, self._count = planner.choose, 0
         monkeypatch.setattr(planner, "choose", self)
 
     def __call__(self, *given: Any, **named: Any) -> Plan:
         self._count += 1
-        return self._choose(*given, **named)
+        return self.choose_plan(*given, **named)
 
     def asked(self) -> int:
         """Return the count since the last time."""

@@ -82,7 +82,7 @@ def timer(simulated, monkeypatch):
 
 def table_plan(point: Point = POINT) -> Plan:
     what = bench.lowered(point)
-    return tuned_plans.portable(row_ops._prepare(0, what, None, tuned=False).plan)
+    return tuned_plans.portable(row_ops.prepare(0, what, None, tuned=False).plan)
 
 
 def every_candidate() -> list[Plan]:
