@@ -69,11 +69,13 @@ def check(
     others: Mapping[str, Any] | None = None,
     quantized: Dtype | None = None,
     may_be: Collection[str] = ("x", "residual"),
+    wide: Collection[Any] = (),
 ) -> Call:
     """Check one call of a row op, and allocate the output if it was not given.
 
     others: arrays of which everything but the dtype and shape is checked here. may_be: those of the arrays that `out`
-    may be itself. quantized: the result's dtype, if it is one of _dtypes.QUANTIZED.
+    may be itself. quantized: the result's dtype, if it is one of _dtypes.QUANTIZED. wide: those of the others that make
+    arithmetic float64 if they are.
     """
     others = others or {}
     columns = {name: array for name, array in (columns or {}).items() if array is not None}
@@ -89,7 +91,8 @@ def check(
     if on_device and asked is not None and quantized is not None:
         asked = device_dtype(asked)
     device = check_places(x, {"out": out, **columns, **others}) if on_device else -1
-    columns = with_arrays(columns, x, shape, out.dtype if out is not None else asked, device)
+    result = out.dtype if out is not None else asked
+    columns = with_arrays(columns, x, shape, (result, *(each.dtype for each in wide)), device)
     if out is None:
         out = allocate(on_device, device, x.shape, asked or result_dtype(x.dtype), like=x)
     else:
@@ -115,12 +118,13 @@ def check_each(
     axis: Any = -1,
     halves: bool = False,
     may_be: Collection[str] = ("x",),
+    wide: Collection[Any] = (),
 ) -> Call:
     """Check one call of an op on each element, and allocate the output if it was not given.
 
     columns: parameters of x's last axes, which `axis` names; None for an op that has no axis. others: arrays of which
     everything but the dtype and shape is checked here. halves: the result has half of x's last axis, and `out` shares
-    no memory with x. may_be: those of the arrays that `out` may be itself.
+    no memory with x. may_be: those of the arrays that `out` may be itself. wide: as in check().
     """
     axes = 0 if columns is None else 1
     others = {name: array for name, array in (others or {}).items() if array is not None}
@@ -137,7 +141,8 @@ def check_each(
     )
     asked = asked_dtype(dtype, None)
     device = check_places(x, {"out": out, **columns, **others}) if on_device else -1
-    columns = with_arrays(columns, x, of_columns, out.dtype if out is not None else asked, device)
+    result = out.dtype if out is not None else asked
+    columns = with_arrays(columns, x, of_columns, (result, *(each.dtype for each in wide)), device)
     if out is None:
         out = allocate(on_device, device, shape, asked or x.dtype, like=x)
     else:
@@ -157,6 +162,17 @@ def is_number(given: object) -> bool:
     if isinstance(given, np.ndarray):
         return type(given) is np.ndarray and given.ndim == 0 and given.dtype.kind in "iuf"
     return isinstance(given, numbers.Real) and not isinstance(given, bool)
+
+
+def gradient_of(parameter: Any, arithmetic: Dtype) -> tuple[tuple[int, ...], Dtype]:
+    """Return the shape and dtype of a parameter's gradient: the parameter's, or of a number none and `arithmetic`.
+
+    An array of no axes has a dtype of its own, on either side, although is_number() takes NumPy's for a number.
+    """
+    if not is_number(parameter):
+        return parameter.shape, parameter.dtype
+    own = isinstance(parameter, np.ndarray) and parameter.dtype.type in {np.float16, np.float32, np.float64}
+    return (), np.dtype(parameter.dtype.type) if own else arithmetic
 
 
 ADVICE = "move one with cupy.asarray or cupy.asnumpy, "
@@ -210,7 +226,7 @@ def column(given: Any, x: Any, result: Dtype | None, whose: str) -> Any:
     """Return a bias of x's last axis as an array of at most one axis. result: the result's dtype, None for x's."""
     device = int(x.device.id) if devices.is_device_array(x) else -1
     found = check_columns({"bias": given}, x.shape[-1:], whose)
-    return with_arrays(found, x, x.shape[-1:], result, device)["bias"]
+    return with_arrays(found, x, x.shape[-1:], (result,), device)["bias"]
 
 
 def _extra(shape: tuple[int, ...], axes: int) -> int:
@@ -220,13 +236,14 @@ def _extra(shape: tuple[int, ...], axes: int) -> int:
 
 
 def with_arrays(
-    columns: Mapping[str, Any], x: Any, shape: tuple[int, ...], result: Dtype | None, device: int
+    columns: Mapping[str, Any], x: Any, shape: tuple[int, ...], others: Collection[Dtype | None], device: int
 ) -> dict[str, Any]:
     """Return the parameters with arrays in place of numbers: of `shape` on a device, without axes on the host.
 
     Such an array has x's dtype if that holds the number exactly, else the dtype of arithmetic; float64 if not even that
-    holds it.
+    holds it. others: the dtypes that decide that of arithmetic beside x's; None is none.
     """
+    arithmetic = compute_dtype(x.dtype, *(each for each in others if each is not None))
     found = dict(columns)
     for name, given in columns.items():
         if not is_number(given):
@@ -239,7 +256,7 @@ def with_arrays(
             found[name] = np.array(value)
             continue
         with np.errstate(over="ignore"):
-            for dtype in (result_dtype(x.dtype), compute_dtype(x.dtype, result or x.dtype)):
+            for dtype in (result_dtype(x.dtype), arithmetic):
                 held = float(dtype.type(value))
                 if held == value or math.isnan(value):
                     break

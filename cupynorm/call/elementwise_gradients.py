@@ -14,6 +14,7 @@ from cupynorm.call.arguments import (
     check_each,
     check_kind,
     check_out,
+    gradient_of,
     half,
     is_number,
 )
@@ -66,6 +67,7 @@ def check_activation_gradient(
         others={"dy": dy, "add_to": add_to},
         axis=axis,
         may_be=may_be,
+        wide=(dy,),
     )
     check_dtype("dy", dy)
     shape = x.shape if gate is None else half(x.shape)
@@ -75,15 +77,12 @@ def check_activation_gradient(
     if bias is None:
         if add_to is not None:
             raise ValueError("add_to is given without a bias, whose gradient would be added to it")
+    elif add_to is None:
+        dbias = allocate(call.on_device, call.device, *gradient_of(bias, compute_dtype(x.dtype)))
     else:
-        number = is_number(bias)
-        shape, kind = ((), compute_dtype(x.dtype)) if number else (bias.shape, bias.dtype)
-        if add_to is None:
-            dbias = allocate(call.on_device, call.device, shape, kind)
-        else:
-            named = np.empty(()) if number else bias  # of the bias's shape
-            _check_add_to(add_to, named, {"dy": dy, "x": x}, on_device=call.on_device)
-            dbias = add_to
+        named = np.empty(()) if is_number(bias) else bias  # of the bias's shape
+        _check_add_to(add_to, named, {"dy": dy, "x": x}, on_device=call.on_device)
+        dbias = add_to
     columns = call.columns.get("bias")
     return ActivationGradientCall(
         call.on_device,

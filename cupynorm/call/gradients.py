@@ -19,6 +19,7 @@ from cupynorm.call.arguments import (
     check_kinds,
     check_out,
     check_places,
+    gradient_of,
     is_number,
     trailing_axes,
     with_arrays,
@@ -104,10 +105,8 @@ class _Rows(NamedTuple):
         if add_to is None:
             parameter = like if alike is None else alike[1]
             shape, dtype = self.shape, compute_dtype(self.x.dtype)
-            if is_number(parameter):
-                shape = ()
-            elif parameter is not None:
-                shape, dtype = parameter.shape, parameter.dtype
+            if parameter is not None:
+                shape, dtype = gradient_of(parameter, dtype)
             return Sum(allocate(self.on_device, self.device, shape, dtype), adds=False)
         read = {**self.read, **written}
         shape = add_to.shape
@@ -216,7 +215,9 @@ def check_norm_gradient(
         add = AddGradient(adding.ds, finite("alpha", adding.alpha), drop, None, None)
     if from_y and not rows.on_device:
         _check_no_zero(found.get("gamma"))
-    found = with_arrays(found, given, rows.shape, rows.asked if out is None else out.dtype, rows.device)
+    found = with_arrays(
+        found, given, rows.shape, (dy.dtype, rows.asked, getattr(out, "dtype", None)), rows.device
+    )
     made: dict[str, Any] = {}
     known = {"dgamma": gamma, "dbeta": beta, "dbias": None if adding is None else adding.bias}
     wanted = {"dgamma": computed, "dbeta": computed, "dbias": known["dbias"] is not None}

@@ -154,10 +154,10 @@ def check_cross_entropy(
     wanted = None if dtype is None else dtype_of(dtype)
     columns = check_columns(columns, (classes,), "the classes of logits have")
     device = check_places(logits, given, "logits") if on_device else -1
-    columns = with_arrays(columns, logits, (classes,), None, device)
     _check_labels(labels, rows, classes, ignored, on_device=on_device)
     factor = _check_dloss(dloss, rows)
-    read = {"logits": logits, "labels": labels, **columns}
+    read = {"logits": logits, "labels": labels}
+    read |= {name: each for name, each in columns.items() if not is_number(each)}
     if not isinstance(factor, float):
         read["dloss"] = factor
     if boolean("return_grad", return_grad):
@@ -170,6 +170,8 @@ def check_cross_entropy(
     both = out is not None and grad is not None and loss.size and grad.size
     if both and sharing(view(loss), {"grad": view(grad)}) is not None:
         raise ValueError("out and grad share memory")
+    written = (loss.dtype, None if grad is None else grad.dtype)
+    columns = with_arrays(columns, logits, (classes,), written, device)
     call = CrossEntropyCall(
         on_device,
         device,

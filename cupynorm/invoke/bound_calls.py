@@ -33,7 +33,10 @@ NO_ARRAY = (None,)
 MOST = 1024  # bound calls that a thread keeps, about 4 KB each; the oldest is dropped
 # The bits of an address that checks and vector widths look at: no access is wider than 16 bytes.
 ALIGNMENT = 15
-PART = 512  # bytes, as CuPy's pool hands them out: each array of a workspace begins at a multiple
+PART = 512  # bytes, as CuPy's pool hands them out: each array of an allocation that several share begins at a multiple
+# Bytes up to which a call's results share one allocation, which takes longer than all else of an array. Whoever keeps
+# one of them keeps the memory of the others.
+SMALL = 1 << 16
 
 
 class Launch(NamedTuple):
@@ -132,8 +135,10 @@ class BoundCall:
         tuple[array.array[int], devices.Launches, tuple[tuple[Any, int], ...]], ...
     ]  # of the kernels
     device: int
-    # of what it makes: shapes and dtypes in C order, and the axes of an array that has another
-    allocated: tuple[tuple[tuple[int, ...], Any, tuple[int, ...] | None], ...]
+    # of what it makes: shapes and dtypes in C order, the axes of an array that has another, and where it begins in
+    # memory that small ones share; None for memory of its own
+    allocated: tuple[tuple[tuple[int, ...], Any, tuple[int, ...] | None, int | None], ...]
+    shared: int  # bytes of the memory that small ones share
     room: tuple[int, ...]  # the shape of its workspace, in bytes
     parts: tuple[int, ...]  # where its arrays begin in it
     windows: tuple[tuple[int, int, int, int, int], ...]
@@ -157,7 +162,8 @@ class BoundCall:
 
     def making(self, made: Sequence[Any]) -> BoundCall:
         """Return the call that gives its results as these views of what it has made."""
-        return replace(self, allocated=tuple(map(allocation, made)), shortcut=None, gone=0)
+        allocated, shared = allocations(made)
+        return replace(self, allocated=allocated, shared=shared, shortcut=None, gone=0)
 
     def word_of(self, source: int) -> int:
         """Return which word of its first kernel a source goes to; -1 for none."""
@@ -194,17 +200,33 @@ def bound_call(device: int, arrays: Arrays, launches: Sequence[Launch]) -> Bound
                     kernel.words[at] = first_room.data.ptr
     sizes = (-(-each.nbytes // PART) * PART for each in arrays.workspace.values())
     *parts, room = itertools.accumulate(sizes, initial=0)
+    allocated, shared = allocations((*arrays.made.values(),))
     return BoundCall(
         kernels=kernels,
         launches=tuple((each.words, each.launches, each.argument_words) for each in kernels),
         device=device,
-        allocated=tuple(allocation(each) for each in arrays.made.values()),
+        allocated=allocated,
+        shared=shared,
         room=(room,),
         parts=tuple(parts),
         windows=tuple(windows),
         holds=arrays.holds,
         first_room=first_room,
     )
+
+
+def allocations(
+    made: Sequence[Any],
+) -> tuple[tuple[tuple[tuple[int, ...], Any, tuple[int, ...] | None, int | None], ...], int]:
+    """Return how a call allocates such results, as BoundCall has it, and the bytes that small ones share."""
+    sizes = [each.nbytes if 0 < each.nbytes <= SMALL else None for each in made]
+    if len(sizes) - sizes.count(None) < 2:  # noqa: PLR2004  one shares with none
+        return tuple((*allocation(each), None) for each in made), 0
+    found, shared = [], 0
+    for each, size in zip(made, sizes, strict=True):
+        found.append((*allocation(each), None if size is None else shared))
+        shared += -(-(size or 0) // PART) * PART
+    return tuple(found), shared
 
 
 def allocation(made: Any) -> tuple[tuple[int, ...], Any, tuple[int, ...] | None]:
@@ -255,6 +277,7 @@ class Calls:
     """The bound calls of one thread.
 
     kind: the type of device arrays; None until the first one comes.
+    allocate: returns a pointer to so many bytes of new memory.
     stream: returns a device's current stream.
     several: whether there is more than one device.
     bound: the bound calls by signature.
@@ -262,10 +285,11 @@ class Calls:
     plans: the newest plans of row ops that were launched for the first time.
     """
 
-    __slots__ = ("_ready", "bound", "kind", "plans", "several", "shortcuts", "stream")
+    __slots__ = ("_ready", "allocate", "bound", "kind", "plans", "several", "shortcuts", "stream")
 
     def __init__(self) -> None:
         self.kind: Any = None
+        self.allocate: Any = None
         self.stream: Any = None
         self.several = True
         self.bound: dict[Signature, BoundCall] = {}
@@ -278,6 +302,7 @@ class Calls:
         module = devices.cupy()
         self.several = module.cuda.runtime.getDeviceCount() > 1
         self.stream = module.cuda.get_current_stream
+        self.allocate = module.cuda.alloc
         self.kind = module.ndarray  # the last: where it is known, a call looks at the others
         return self.kind
 
@@ -341,16 +366,17 @@ class Calls:
                     return key, None
                 break
         made = []
-        for shape, code, axes in call.allocated:
-            each = kind(shape, code)
+        small: Any = self.allocate(call.shared) if call.shared else None
+        for shape, code, axes, at in call.allocated:
+            each = kind(shape, code) if at is None else kind(shape, code, small + at)
             pointer = each.data.ptr
             if pointer & ALIGNMENT:  # the allocator is not CuPy's
                 return key, None
             made.append(each if axes is None else each.transpose(axes))
             sources.append(pointer)
         if call.parts:
-            room = kind(call.room, "B")
-            pointer = room.data.ptr
+            room = self.allocate(*call.room)
+            pointer = room.ptr
             if pointer & ALIGNMENT:
                 return key, None
             sources += [pointer + part for part in call.parts]

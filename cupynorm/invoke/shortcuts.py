@@ -114,7 +114,11 @@ class Given(NamedTuple):
         Then only every so often, for what is made for many calls after all.
         """
         last, known = bound.shortcut, bound_calls.thread.calls.shortcuts
-        if self.key is None or len(bound.parts) > 1 or any(axes is not None for *_, axes in bound.allocated):
+        if (
+            self.key is None
+            or len(bound.parts) > 1
+            or any(axes is not None for _, _, axes, _ in bound.allocated)
+        ):
             return
         if last is not None and (
             self.key in known
@@ -168,7 +172,7 @@ def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
         ),
         y_shape=bound.allocated[0][0] if own else (),
         y_code=bound.allocated[0][1] if own else None,
-        made=tuple((shape, code) for shape, code, _ in bound.allocated[own:]),
+        made=tuple((shape, code) for shape, code, *_ in bound.allocated[own:]),
         room=bound.room if bound.parts else (),
         holds=(kernel.kernel, bound.holds),
     )

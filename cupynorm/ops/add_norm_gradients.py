@@ -79,7 +79,9 @@ def add_layer_norm_backward(
     The returned s was rounded after it was normalised. With the statistics that the forward returned, z = (s - mean) *
     rstd has that error; without them, they fit the rounded s.
 
-    Sums over rows are taken as in layer_norm_backward. What was dropped has a dx of exactly 0.
+    Arithmetic is in float64 on the host, and as in layer_norm_backward on a device. Sums over rows are taken as there;
+    dbias of rows whose sums have no place in the pass that gives dx is summed from dx as it was rounded. What was
+    dropped has a dx of exactly 0.
 
     On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
     its stream, nobody else may write to `out` or read from it.

@@ -20,6 +20,7 @@ from cupynorm.call.arguments import (
     check_kinds,
     check_out,
     check_places,
+    gradient_of,
     is_number,
     sharing,
     view,
@@ -81,6 +82,7 @@ def check_arriving(
         columns=columns,
         others=named,
         may_be=("x", *named),
+        wide=tuple(named.values()),
     )
     for name, each in named.items():
         check_dtype(name, each)
@@ -116,8 +118,8 @@ def targets_of(
     def target(name: str, given: Any) -> Target:
         if name in sums:
             return Target(sums[name], adds=True)
-        shape, dtype = ((), compute_dtype(call.x.dtype)) if is_number(given) else (given.shape, given.dtype)
-        return Target(allocate(call.on_device, call.device, shape, dtype), adds=False)
+        like = gradient_of(given, compute_dtype(call.x.dtype))
+        return Target(allocate(call.on_device, call.device, *like), adds=False)
 
     found = tuple(target(each.name, each.array) if _has_gradient(each) else None for each in operands)
     return found, {name: target(name, each) for name, each in columns.items()}

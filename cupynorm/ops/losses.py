@@ -256,9 +256,11 @@ def cross_entropy(
     A term with q_i = 0 is 0, also where a logit is -inf; with q_i > 0 the loss is then inf. A row that holds nan, +inf,
     or only -inf gives nan, unless it is ignored, and no other row does.
 
-    On a device labels are not looked at: one out of range gives nan as loss and gradient of its row. The call is
-    enqueued on the current stream, and nothing is synchronised. Until the call has finished on its stream, nobody else
-    may write to `out` or read from it.
+    On a device labels are not looked at: one out of range gives nan as loss and gradient of its row. A row of only -inf
+    whose weights leave nothing of its target has loss and gradient 0 there.
+
+    On a device the call is enqueued on the current stream, and nothing is synchronised. Until the call has finished on
+    its stream, nobody else may write to `out` or read from it.
 
     Examples
     --------

@@ -75,9 +75,9 @@ def layer_norm_backward(
 
     Notes
     -----
-    Each element is rounded once; arithmetic is in float64 on the host, and as in layer_norm on a device. Given
-    statistics are taken as they are: where |mean| is far larger than the deviations, a mean that was rounded to float32
-    costs digits that x alone would give.
+    Each element is rounded once; arithmetic is in float32, or in float64 if dy, x or dx is float64, and on the host for
+    rows of more than 131072 columns. Given statistics are taken as they are: where |mean| is far larger than the
+    deviations, a mean that was rounded to float32 costs digits that x alone would give.
 
     On the host dgamma and dbeta are summed in float64, one row after another in C order, from what add_to holds on. So
     with an add_to of float64, rows that are cut into several calls give the bits of one call. On a device they are

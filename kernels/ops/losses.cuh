@@ -222,7 +222,7 @@ struct SmoothCrossEntropy : RowOp {
 // The cross entropy of a row x and a target q of any sum Q: sum(q * (lse - x)) + z * lse^2 with lse = log(sum(exp(x)));
 // and its gradient (Q + 2 * z * lse) * softmax(x) - q. A term with q = 0 is 0, also where x is -inf. An element is
 // (x, q), and as `summarize` leaves it (exp(x - max), q) with the maximum of the thread. A row of which a mask keeps
-// nothing has loss and gradient 0.
+// nothing has loss and gradient 0; so has one of only -inf with q = 0 throughout, which looks the same.
 template <typename T>
 struct CrossEntropy : RowOp {
   using Compute = T;
@@ -323,7 +323,8 @@ struct CrossEntropy : RowOp {
   template <typename Cols>
   Row finish(State mine, State row, Cols, T) const {
     const T max = row.exponentials.max, log_sum = logarithm(row.exponentials.sum), lse = max + log_sum;
-    const bool nothing = max == -infinity<T>() && row.target == 0;
+    // A sum of 0 is one of no element but -inf: the maximum may be -inf beside nan, too.
+    const bool nothing = row.exponentials.sum == 0 && row.target == 0 && row.product == 0;
     const T loss = multiply_add(z * lse, lse, multiply_add(row.target, log_sum, -row.product));
     const T raw = multiply_add(2 * z, lse, row.target) * reciprocal(row.exponentials.sum);
     const T factor = raw * exponential(mine.exponentials.max - max);

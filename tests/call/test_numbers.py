@@ -11,6 +11,7 @@ from cupynorm import (
     Quantize,
     add_layer_norm,
     add_layer_norm_backward,
+    bias_gelu_backward,
     cross_entropy,
     fuse,
     layer_norm,
@@ -20,6 +21,7 @@ from cupynorm import (
     rescale,
     rms_norm,
     rms_norm_backward,
+    rms_norm_backward_from_y,
     sigma_clip,
     softmax,
     softmax_backward,
@@ -133,3 +135,47 @@ def test_a_device_that_flushes_subnormals_gets_a_normal_eps() -> None:
     assert LAYER_NORM.mirror(single, (), 1e-44).values[-1] == LEAST_NORMAL
     assert LAYER_NORM.mirror(single, (), 0.0).values[-1] == 0
     assert LAYER_NORM.mirror(double, (), 1e-44).values[-1] == 1e-44
+
+
+# by the parameter: results in float64 of float32 rows and a number, where dy, or where the result goes, is float64
+WIDE: dict[str, Callable[..., Any]] = {
+    "gamma": lambda x, dy, one, labels, number: rms_norm_backward_from_y(
+        dy, x, number, x[..., 0], add_to=one.reshape(())
+    )[1],
+    "bias": lambda x, dy, one, labels, number: bias_gelu_backward(dy, x, number, add_to=one.reshape(()))[1],
+    "gamma of a fusion": lambda x, dy, one, labels, number: SCALED.backward(
+        dy, x, one, gamma=number
+    ).operands[0],
+    "weight": lambda x, dy, one, labels, number: cross_entropy(x, labels, weight=number, out=dy[..., 0]),
+}
+
+
+@pytest.mark.parametrize("name", WIDE)
+def test_a_number_keeps_its_digits_on_a_device_where_arithmetic_is_in_float64(
+    simulated: Any, name: str
+) -> None:
+    given = (X, X.astype(np.float64)[::-1].copy(), np.ones(1), LABELS)
+    there = [simulated.cupy.asarray(each) for each in given]
+
+    np.testing.assert_allclose(WIDE[name](*there, 0.1).get(), WIDE[name](*given, 0.1), rtol=1e-10)
+
+
+NO_AXES: dict[str, Callable[[Any, Any], Any]] = {
+    "gamma": lambda x, parameter: rms_norm_backward(x, x, parameter)[1],
+    "dbeta like gamma": lambda x, parameter: layer_norm_backward(x, x, parameter)[2],
+    "bias of a sum": lambda x, parameter: add_layer_norm_backward(x, None, x, bias=parameter)[4],
+    "bias of an activation": lambda x, parameter: bias_gelu_backward(x, x, parameter)[1],
+    "bias of softmax": lambda x, parameter: softmax_backward(x, x, bias=parameter, return_dbias=True)[1],
+    "gamma of a fusion": lambda x, parameter: SCALED.backward(x, x, 1.0, gamma=parameter).gamma,
+}
+
+
+@pytest.mark.parametrize("name", NO_AXES)
+def test_the_gradient_of_an_array_of_no_axes_has_its_dtype(name: str) -> None:
+    for dtype in (np.float16, np.float32, np.float64):
+        found = NO_AXES[name](X, np.array(0.5, dtype))
+
+        assert (found.shape, found.dtype) == ((), dtype)
+    if name != "bias of softmax":  # where a number is no bias
+        numbers = (0.5, np.float16(0.5), np.array(2))
+        assert {NO_AXES[name](X, each).dtype for each in numbers} == {np.dtype(np.float32)}

@@ -257,21 +257,29 @@ def test_a_warm_call_enters_few_functions(simulated: Any) -> None:
 # ---- several launches, with a workspace between them
 
 
-def test_a_workspace_is_one_allocation(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_small_results_are_one_allocation_and_a_workspace_is_one(
+    simulated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
     cupy = simulator.cupy
+    monkeypatch.setattr(bound_calls, "SMALL", COLS * 4)
     x, dy, gamma = (cupy.asarray(host(*shape)) for shape in ((), (), (COLS,)))
     expected = cupynorm.layer_norm_backward(dy, x, gamma)
     made: list[Any] = []
     new = cupy._new
     monkeypatch.setattr(cupy, "_new", lambda *given: made.append(given) or new(*given))
 
-    found = cupynorm.layer_norm_backward(dy, x, gamma)
+    dx, dgamma, dbeta = found = cupynorm.layer_norm_backward(dy, x, gamma)
 
     (bound,) = bound_calls.thread.calls.bound.values()
     assert len(bound.parts) == 4  # mean and rstd, and sums for gamma and beta
-    assert [given[0] for given in made] == [(ROWS, COLS), (COLS,), (COLS,), bound.room]
+    assert [given[0] for given in made] == [(2 * bound_calls.PART,), (ROWS, COLS), bound.room]
+    assert dbeta.data.ptr - dgamma.data.ptr == bound_calls.PART
     for ours, first in zip(found, expected, strict=True):
         assert np.array_equal(cupy.asnumpy(ours), cupy.asnumpy(first))
+    kept = cupy.asnumpy(dbeta).copy()
+    del dx, dgamma, found
+    cupynorm.layer_norm_backward(x, x, gamma)
+    assert np.array_equal(cupy.asnumpy(dbeta), kept)  # whose memory is its own as long as it is kept
 
 
 class Launches:

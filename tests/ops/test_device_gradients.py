@@ -482,3 +482,19 @@ def test_a_gate_that_closes_keeps_products_finite_that_would_overflow_without_it
     expected, _ = function(dy.astype(np.float64), x.astype(np.float64))
     assert np.isfinite(ours.get()).all()
     np.testing.assert_allclose(ours.get()[0, :2], expected[0, :2].astype(np.float32), rtol=1e-4)
+
+
+def test_a_row_of_nan_has_nan_as_its_loss_also_where_the_label_has_no_weight() -> None:
+    logits = normal((3, 40), "float32")
+    logits[1] = np.nan
+    labels, weight = np.array([1, 0, -1]), np.ones(40, np.float32)
+    weight[0] = 0
+
+    loss = cupynorm.cross_entropy(
+        *map(cupy.asarray, (logits, labels)), weight=cupy.asarray(weight), ignore_index=-1
+    )
+
+    np.testing.assert_allclose(
+        loss.get(), cupynorm.cross_entropy(logits, labels, weight=weight, ignore_index=-1), rtol=1e-5
+    )
+    assert np.isnan(loss.get()).tolist() == [False, True, False]

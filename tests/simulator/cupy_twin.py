@@ -23,11 +23,12 @@ MEMORY = 1 << 34  # what each device says it has
 
 
 class MemoryPointer(NamedTuple):
-    """Where an array begins."""
+    """Where an array begins. memory: what holds the bytes of an allocation."""
 
     ptr: int
     device: Any
     device_id: int
+    memory: Any = None
 
     def __add__(self, offset: int) -> MemoryPointer:  # type: ignore[override]
         return self._replace(ptr=self.ptr + offset)
@@ -59,9 +60,16 @@ class ndarray(np.ndarray):  # noqa: N801
         """Its pointer, as .data.ptr."""
         return MemoryPointer(self.__array_interface__["data"][0], self.device, self._device)
 
-    def __new__(cls, shape: int | Sequence[int], dtype: Any = float) -> Self:
-        """Allocate on the current device: poison until somebody writes."""
-        return cast("Self", _new(shape, dtype))
+    def __new__(
+        cls, shape: int | Sequence[int], dtype: Any = float, memptr: MemoryPointer | None = None
+    ) -> Self:
+        """Allocate on the current device, poison until somebody writes; or take memory that is allocated."""
+        if memptr is None:
+            return cast("Self", _new(shape, dtype))
+        first = memptr.ptr - memptr.memory.data.ptr
+        made = np.ndarray(shape, dtype, memptr.memory.view(np.ndarray), first).view(ndarray)
+        made._device = memptr.device_id
+        return cast("Self", made)
 
     @property
     def _c_contiguous(self) -> bool:
@@ -103,6 +111,11 @@ def _new(shape: int | Sequence[int], dtype: Any, misalign: int = 0) -> ndarray:
     made = np.asarray(memory).view(dtype).reshape(shape).view(ndarray)
     made._device = machine.current
     return made
+
+
+def _alloc(size: int) -> MemoryPointer:
+    memory = _new((size,), np.uint8)
+    return MemoryPointer(memory.data.ptr, memory.device, memory._device, memory)
 
 
 def empty(shape: int | Sequence[int], dtype: Any = float) -> ndarray:
@@ -570,6 +583,7 @@ cuda = types.SimpleNamespace(
     Memory=Memory,
     MemoryPointer=lambda memory, offset: memory,
     MemoryPool=MemoryPool,
+    alloc=_alloc,
     memory=types.SimpleNamespace(OutOfMemoryError=OutOfMemoryError),
     Stream=Stream,
     using_allocator=_using_allocator,
