@@ -145,6 +145,23 @@ def test_missing_values_are_those_of_numpys_nan_functions(ddof: int) -> None:
     np.testing.assert_allclose(y, np.where(options["where"], divided, 0))
 
 
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("order", [1, 2, np.inf])
+def test_elements_of_weight_0_may_have_any_size(order: float, axis: int, simulated: Any) -> None:
+    x = np.array([[-2.5, 1.5, 3, 0], [1, np.inf, 3, 4], [1e-30, np.inf, 1e30, -7]], np.float32)
+    weights = np.array([[0, 0, 0, 0], [1, 0, 0, 1], [0, 0, 0, 0]], np.float32)
+    cupy = simulated.cupy
+    placed = [cupy.asarray(each) for each in (x, weights)]
+
+    expected = normalize(x, order, axis, weights=weights, return_norms=True)
+    found = normalize(placed[0], order, axis, weights=placed[1], return_norms=True)
+
+    nothing = np.broadcast_to(~weights.any(axis, keepdims=True), x.shape)
+    np.testing.assert_array_equal(expected[0][nothing], x[nothing])
+    for ours, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours.get(), wanted, rtol=1e-6)
+
+
 def test_weights_count_as_often_as_they_say() -> None:
     x, times = normal(3, 20), np.random.default_rng(1).integers(0, 4, (3, 20))
     repeated = [np.repeat(row, count) for row, count in zip(x, times, strict=True)]
