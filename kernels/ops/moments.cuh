@@ -223,7 +223,16 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
     const T freedom = s.count - ddof;
     return freedom > 0 ? s.m2 * reciprocal(freedom) : not_a_number<T>();
   }
-  static T mean_of(const State& s) { return s.count == 0 ? not_a_number<T>() : s.origin + s.mean; }
+  // nan if nothing counts, and wherever an infinity does
+  static T mean_of(const State& s) {
+    const T mean = s.origin + s.mean;
+    return s.count != 0 && magnitude(mean) < infinity<T>() ? mean : not_a_number<T>();
+  }
+  // As a lone infinity less itself is nan, it has no deviation where nan does not count: 0 would be its variance.
+  static T variance_of(const State& s, T ddof) {
+    const T mean = mean_of(s);
+    return mean == mean ? variance(s, ddof) : mean;
+  }
 };
 
 template <typename T, int kCounts>
@@ -244,7 +253,7 @@ struct Standardize : OfDeviations<Standardize<T, kCounts>, T, kCounts, false> {
   Row finish(State mine, State row, Cols, T) const {
     const T variance = Base::variance(row, ddof);
     return {row.origin, (mine.origin - row.origin) - row.mean, row.mean, reciprocal_root(variance + eps),
-            Base::mean_of(row), root(variance)};
+            Base::mean_of(row), root(Base::variance_of(row, ddof))};
   }
 
   static T map(Element e, Row row) { return (Base::Keep::value(e) + row.away) * row.factor; }
@@ -276,7 +285,7 @@ struct KeptLayerNorm : OfDeviations<KeptLayerNorm<T, kCounts>, T, kCounts, false
   template <typename Cols>
   Row finish(State mine, State row, Cols, T) const {
     return {row.origin, (mine.origin - row.origin) - row.mean, row.mean,
-            reciprocal_root(Base::variance(row, 0) + eps), Base::mean_of(row)};
+            reciprocal_root(Base::variance_of(row, 0) + eps), Base::mean_of(row)};
   }
 
   static T map(Element e, Row row) { return (Base::Keep::value(e) + row.away) * row.rstd; }
@@ -321,7 +330,7 @@ struct Moments : OfDeviations<Moments<T, kCounts, kOrder>, T, kCounts, (kOrder >
     const State& s = row.state;
     if (!mean) return;
     mean[index] = Base::mean_of(s);
-    variance[index] = Base::variance(s, row.ddof);
+    variance[index] = Base::variance_of(s, row.ddof);
     if constexpr (kOrder > 2) {
       const bool none = !(s.m2 > 0);
       skewness[index] = none ? not_a_number<T>() : s.third * root(s.count);

@@ -194,6 +194,25 @@ def test_a_mean_far_larger_than_the_deviations(dtype: str, rtol: float, simulate
         np.testing.assert_allclose(z, apart / wide.std(-1, keepdims=True), atol=10 * rtol)
 
 
+@pytest.mark.parametrize("kind", ["", "nan", "where", "weights"])
+def test_a_row_with_an_infinity_has_no_moments(kind: str, simulated: Any) -> None:
+    inf, nan = np.inf, np.nan
+    rows = np.array([[1, inf, 2, 3], [1, 2, 3, -inf], [-inf, inf, 1, 2], [inf, nan, inf, nan]], np.float32)
+    cupy = simulated.cupy
+
+    for place, axis in ((np.asarray, -1), (cupy.asarray, -1), (cupy.asarray, 0)):
+        x = rows if axis == -1 else rows.T.copy()
+        kept: dict[str, Any] = {kind: "omit" if kind == "nan" else place(~np.isnan(x))} if kind else {}
+        results = [
+            *moments(place(x), axis, order=4, **kept),
+            *standardize(place(x), axis, return_stats=True, **kept)[1:],
+        ]
+        if kind in {"nan", "where"}:
+            results += layer_norm(place(x), axis=axis, return_stats=True, **kept)[1:]
+        for each in results:
+            assert np.isnan(cupy.asnumpy(each)).all(), each
+
+
 def test_tiny_and_huge_rows() -> None:
     x = np.array([[3e-30, 4e-30], [3e30, -4e30], [3e-42, 4e-42]], np.float32)
 
