@@ -194,6 +194,14 @@ def test_a_mean_far_larger_than_the_deviations(dtype: str, rtol: float, simulate
         np.testing.assert_allclose(z, apart / wide.std(-1, keepdims=True), atol=10 * rtol)
 
 
+def test_clipped_is_what_lies_beyond_the_bounds() -> None:
+    x = (1e7 + np.random.default_rng(0).integers(-3, 4, (2000, 8))).astype(np.float32)
+
+    y, low, high = sigma_clip(x, 2, centre="median", return_bounds=True)
+
+    np.testing.assert_array_equal(~np.isnan(y), (low[:, None] <= x) & (x <= high[:, None]))
+
+
 @pytest.mark.parametrize("kind", ["", "nan", "where", "weights"])
 def test_a_row_with_an_infinity_has_no_moments(kind: str, simulated: Any) -> None:
     inf, nan = np.inf, np.nan
