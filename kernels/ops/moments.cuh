@@ -136,6 +136,17 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
           : multiply_add(weight, Keep::value(x[i]), sum[i % kAccumulators]);
     }
     const T count = sum_of(counts), mean = count == 0 ? T(0) : sum_of(sum) * reciprocal(count);
+    if constexpr (!kHigher && kCounts == kWeightsCount) {
+      if (count == 0) {  // z-scores of what has weight 0 are from a mean that may be far larger than they
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          const T size = magnitude(x[i].of[0]);
+          origin = size < infinity<T>() && size > magnitude(origin) ? x[i].of[0] : origin;
+        }
+#pragma unroll
+        for (int i = 0; i < N; ++i) Keep::subtract(x[i], origin);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const T weight = Keep::template weight<N>(valid, i, x[i]), d = Keep::value(x[i]) - mean;

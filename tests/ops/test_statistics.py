@@ -221,6 +221,24 @@ def test_a_row_with_an_infinity_has_no_moments(kind: str, simulated: Any) -> Non
             assert np.isnan(cupy.asnumpy(each)).all(), each
 
 
+@pytest.mark.parametrize("cols", [12, 130])
+def test_elements_of_weight_0_keep_their_digits(cols: int, simulated: Any) -> None:
+    """Also where a thread has no other ones."""
+    x = (1e7 + normal(4, cols)).astype(np.float32)
+    weights = np.zeros(x.shape, np.float32)
+    weights[:, 2], weights[:, 5] = 1, 3
+    x[:, 2] += 4  # or the deviation could be 0
+    x[1, 7] = np.inf
+    place = simulated.cupy.asarray
+
+    expected = standardize(x, weights=weights)
+    for plan in (None, "uncached"):
+        found = standardize(place(x), weights=place(weights), plan=plan).get()
+        np.testing.assert_allclose(found, expected, 2e-5)
+    found = standardize(place(x.T.copy()), axis=0, weights=place(weights.T.copy())).get()
+    np.testing.assert_allclose(found.T, expected, 2e-5)
+
+
 def test_tiny_and_huge_rows() -> None:
     x = np.array([[3e-30, 4e-30], [3e30, -4e30], [3e-42, 4e-42]], np.float32)
 
