@@ -242,7 +242,7 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
   // As a lone infinity less itself is nan, it has no deviation where nan does not count: 0 would be its variance.
   static T variance_of(const State& s, T ddof) {
     const T mean = mean_of(s);
-    return mean == mean ? variance(s, ddof) : mean;
+    return variance(s, ddof) + (mean - mean);  // which is 0 or nan, without a branch
   }
 };
 
@@ -262,9 +262,9 @@ struct Standardize : OfDeviations<Standardize<T, kCounts>, T, kCounts, false> {
 
   template <typename Cols>
   Row finish(State mine, State row, Cols, T) const {
-    const T variance = Base::variance(row, ddof);
+    const T variance = Base::variance_of(row, ddof);
     return {row.origin, (mine.origin - row.origin) - row.mean, row.mean, reciprocal_root(variance + eps),
-            Base::mean_of(row), root(Base::variance_of(row, ddof))};
+            Base::mean_of(row), root(variance)};
   }
 
   static T map(Element e, Row row) { return (Base::Keep::value(e) + row.away) * row.factor; }
