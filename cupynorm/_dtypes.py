@@ -60,7 +60,9 @@ def conversion(name: str, dtype: Dtype) -> str:
     """Return the advice of an error about an array of another dtype: the call that converts it, where one fits."""
     if not dtype.isnative and dtype.newbyteorder("=") in (each.dtype for each in _types().values()):
         return f'; {name}.astype("={dtype.str[1:]}") is a copy in the native byte order'
-    if dtype.kind not in "biuf":
+    if dtype.kind == "c":
+        return f"; {name}.real, {name}.imag and abs({name}) are"
+    if dtype.kind not in "biufOmM":
         return ""
     wanted = "float32" if dtype.itemsize <= 2 else "float64"  # noqa: PLR2004  float32 holds all integers of 16 bits
     return f'; {name}.astype("{wanted}") is a copy that is'

@@ -54,7 +54,8 @@ def softmax(x: Any, axis: Axis = None) -> Any:
 
     Notes
     -----
-    Complex numbers are refused.
+    Complex numbers and an empty tuple of axes are refused. CuPy arrays of integers give float32, or float64 if they are
+    of int32. A row that holds +inf or nan is nan throughout; in log_softmax SciPy gives -inf beside +inf.
 
     Examples
     --------
@@ -123,7 +124,7 @@ def logsumexp(
     Returns
     -------
     array or tuple of array
-        Of a's and b's common dtype; with return_sign=True: (logarithm, sign).
+        Of a's and b's common dtype, where Python's numbers take an array's; with return_sign=True: (logarithm, sign).
 
     Raises
     ------
@@ -132,7 +133,9 @@ def logsumexp(
 
     Notes
     -----
-    A sum of nothing is 0, and its logarithm -inf. On NumPy arrays what is near to 0 has all its digits, as in SciPy
+    A sum of nothing is 0, and its logarithm -inf. Nothing is what b multiplies with 0, too, even inf and nan, and also
+    where that is all there is, which SciPy takes for nan. With keepdims=True a number gives a number, and SciPy's (1,).
+    Further notes are those of softmax. On NumPy arrays what is near to 0 has all its digits, as in SciPy
     1.15 and newer: log1p is taken of what the largest terms leave.
 
     Examples
@@ -147,7 +150,7 @@ def logsumexp(
     x = _array("a", a)
     factor = None if b is None else _array("b", b)
     if factor is not None:
-        kind = np.result_type(x.dtype, factor.dtype)
+        kind = _common_dtype(a, b)
         x, factor = (each if each.dtype == kind else each.astype(kind) for each in (x, factor))
         try:
             shape = np.broadcast_shapes(x.shape, factor.shape)
@@ -163,7 +166,8 @@ def logsumexp(
     kept = tuple(1 if each in axes else extent for each, extent in enumerate(x.shape))
     if not x.size:
         rows = tuple(extent for each, extent in enumerate(x.shape) if each not in axes)
-        size, sign = (_module(x).full(rows, each, x.dtype) for each in (-np.inf, 0.0))
+        dtype = _dtypes.result_dtype(x.dtype)
+        size, sign = (_module(x).full(rows, each, dtype) for each in (-np.inf, 0.0))
     else:
         last, others = _last(x, axes), {} if factor is None else {"b": _last(factor, axes)}
         on_device = devices.is_device_array(x)
@@ -172,7 +176,7 @@ def logsumexp(
             tuple(range(at, x.ndim)),
             **others,
             return_sign=return_sign or not on_device,
-            dtype=x.dtype,
+            dtype=_dtypes.result_dtype(x.dtype),
         )
         size, sign = found if isinstance(found, tuple) else (found, None)
         if not on_device and not return_sign:
@@ -206,6 +210,17 @@ def _array(name: str, given: Any) -> Any:
     return x
 
 
+def _common_dtype(*given: Any) -> _dtypes.Dtype:
+    """Return the dtype of floats that all convert to. Python's numbers have none, so that an array's stays."""
+    arrays = [each if devices.is_device_array(each) else np.asarray(each) for each in given]
+    kinds = [
+        each if type(each) in (bool, int, float) else array.dtype
+        for each, array in zip(given, arrays, strict=True)
+    ]
+    found = np.result_type(*kinds)
+    return np.dtype(np.float64) if found.kind in "biu" else found
+
+
 def _number(x: Any) -> Any:
     """Return one number: NumPy's scalar, or CuPy's array of no axes."""
     return x.reshape(()) if devices.is_device_array(x) else x.reshape(())[()]
@@ -227,7 +242,10 @@ def _prepared(x: Any, axis: Axis) -> tuple[Any, tuple[int, ...], bool]:
         axis = None if axis in (0, -1, ()) else axis
     if axis is None:
         return x, tuple(range(x.ndim)), number
-    given = tuple(map(operator.index, axis if isinstance(axis, tuple) else (axis,)))
+    wanted = axis if isinstance(axis, tuple) else (axis,)
+    if any(isinstance(each, (bool, np.bool_)) for each in wanted):
+        raise TypeError(f"axis is {axis}: give an integer, a tuple of integers, or None for all axes")
+    given = tuple(map(operator.index, wanted))
     for each in given:
         if not -x.ndim <= each < x.ndim:
             raise np.exceptions.AxisError(each, x.ndim)
@@ -291,13 +309,11 @@ def _beside(ours: Callable[..., Any], theirs: Callable[..., Any]) -> Callable[..
     """Return ours for CuPy arrays of the dtypes that it takes, and theirs for all else."""
 
     @functools.wraps(ours)
-    def function(x: Any, *others: Any, **options: Any) -> Any:
-        arrays = [x, *others, *options.values()]
+    def function(*given: Any, **named: Any) -> Any:
+        arrays = [each for each in (*given, *named.values()) if devices.is_device_array(each)]
         known = _dtypes.DTYPES.values()
-        fits = devices.is_device_array(x) and all(
-            each.dtype in known for each in arrays if devices.is_device_array(each)
-        )
-        return (ours if fits else theirs)(x, *others, **options)
+        fits = arrays and all(each.dtype in known for each in arrays)
+        return (ours if fits else theirs)(*given, **named)
 
     return function
 

@@ -35,6 +35,7 @@ def of_kind(kind: str, cols: int, dtype: str, seed: int = 0) -> tuple[Any, dict[
     where[3] = False
     lengths = np.array([0, 1, cols // 2, cols, cols // 3, cols - 1])
     weights = (random.random(x.shape) * 2 * (random.random(x.shape) < 0.7)).astype(dtype)
+    weights[4] = 0
     kinds: dict[str, tuple[Any, dict[str, Any]]] = {
         "plain": (x, {}),
         "nan": (gaps, {}),

@@ -193,3 +193,10 @@ def refusing(run: Callable[..., None]) -> Callable[..., None]:
         run(x, gamma, beta, axes, *others, **extras)
 
     return checked
+
+
+def rounded_towards(end: float, bounds: Array, dtype: np.dtype[Any]) -> Array:
+    """Return bounds rounded to `dtype` towards an infinity: elements of that type lie within both or neither."""
+    nearest = bounds.astype(dtype)
+    outside = nearest < bounds if end > 0 else nearest > bounds
+    return np.where(outside, np.nextafter(nearest, dtype.type(end)), nearest)

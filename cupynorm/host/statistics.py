@@ -15,7 +15,7 @@ import numpy as np
 from cupynorm._values import NamedTuple
 from cupynorm.host import compiled
 from cupynorm.host.blocks import each_block
-from cupynorm.host.keeping import ALL, Keeping, KeptRows, each_kept, refuse_nan
+from cupynorm.host.keeping import ALL, Keeping, KeptRows, each_kept, refuse_nan, rounded_towards
 from cupynorm.host.ops import (
     FLOAT32,
     FLOAT64,
@@ -468,7 +468,8 @@ def sigma_clip(
 
     results: where low, high, mean and std go, those that are asked for: the bounds, and statistics of what is kept.
     """
-    most = float(np.finfo(type_of_arithmetic(x, out)).max)
+    kind = type_of_arithmetic(x, out)
+    most = float(np.finfo(kind).max)
     for kept in each_kept(x, axes, keeping):
         low: Array = np.full(kept.count().shape, -most)
         high: Array = np.full(low.shape, most)
@@ -485,8 +486,8 @@ def sigma_clip(
                 break
         found = _centred(kept)
         statistics = {
-            "low": low,
-            "high": high,
+            "low": rounded_towards(np.inf, low, kind),
+            "high": rounded_towards(-np.inf, high, kind),
             "mean": found.mean,
             "std": np.sqrt(found.squares / found.counted),
         }

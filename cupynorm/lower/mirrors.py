@@ -10,7 +10,7 @@ import numpy as np
 from cupynorm._dtypes import Dtype, cpp, cpp_of_element
 from cupynorm._values import NamedTuple
 from cupynorm.call.view import ROOM, Argument, View
-from cupynorm.lower.vectors import Vectors, aligned_elements, is_in_runs, is_per_row
+from cupynorm.lower.vectors import Vectors, aligned_elements, is_per_row
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
@@ -182,7 +182,7 @@ def operand(stretched: View, axes: int, vectors: Vectors, *, constant: bool) -> 
         dtype = np.dtype([("pointer", POINTER), ("rows", index.dtype)], align=True)
         type_name = f"cupynorm::AlongRows<{element}, {index.cpp}, {width}, {'true' if constant else 'false'}>"
         return Struct(type_name, dtype, (stretched.pointer, index.values))
-    if vectors.in_runs and is_in_runs(stretched, axes):
+    if vectors.lie_in_runs(stretched, axes):
         return _along_runs(stretched, axes, vectors.access_of(stretched, axes), constant=constant)
     index, columns = strided(rows), strided32(cols)
     dtype = np.dtype(

@@ -67,10 +67,9 @@ def prefetched_bytes(stretched: View, axes: int, vectors: Vectors) -> int:
     cols = stretched.split(axes)[1]
     along = not is_per_row(stretched, axes)
     size = stretched.dtype.itemsize
-    in_runs = vectors.in_runs and is_in_runs(stretched, axes)
     if (
         not along
-        or not (in_runs or cols.is_contiguous())
+        or not (vectors.lie_in_runs(stretched, axes) or cols.is_contiguous())
         or vectors.access_of(stretched, axes) * size < LEAST_COPIED_BYTES
     ):
         return 0
@@ -105,6 +104,11 @@ class Vectors(NamedTuple):
         if self.shifted is None:
             return across_width(stretched, axes)
         return 0 if lies_alike(stretched, self.shifted, axes) else 1
+
+    def lie_in_runs(self, stretched: View, axes: int) -> bool:
+        """Say whether an operand has runs, and none ends within a vector: x's may be longer than the operand's."""
+        extents, _ = stretched.split(axes)[1].collapsed()
+        return self.in_runs and is_in_runs(stretched, axes) and extents[-1] % self.width == 0
 
     def access_of(self, stretched: View, axes: int) -> int:
         """Return how many elements one access to an operand's vector moves; 0 if it is unaligned and takes two."""

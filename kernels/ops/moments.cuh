@@ -136,6 +136,17 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
           : multiply_add(weight, Keep::value(x[i]), sum[i % kAccumulators]);
     }
     const T count = sum_of(counts), mean = count == 0 ? T(0) : sum_of(sum) * reciprocal(count);
+    if constexpr (!kHigher && kCounts == kWeightsCount) {
+      if (count == 0) {  // z-scores of what has weight 0 are from a mean that may be far larger than they
+#pragma unroll
+        for (int i = 0; i < N; ++i) {
+          const T size = magnitude(x[i].of[0]);
+          origin = size < infinity<T>() && size > magnitude(origin) ? x[i].of[0] : origin;
+        }
+#pragma unroll
+        for (int i = 0; i < N; ++i) Keep::subtract(x[i], origin);
+      }
+    }
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const T weight = Keep::template weight<N>(valid, i, x[i]), d = Keep::value(x[i]) - mean;
@@ -223,7 +234,16 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
     const T freedom = s.count - ddof;
     return freedom > 0 ? s.m2 * reciprocal(freedom) : not_a_number<T>();
   }
-  static T mean_of(const State& s) { return s.count == 0 ? not_a_number<T>() : s.origin + s.mean; }
+  // nan if nothing counts, and wherever an infinity does
+  static T mean_of(const State& s) {
+    const T mean = s.origin + s.mean;
+    return s.count != 0 && magnitude(mean) < infinity<T>() ? mean : not_a_number<T>();
+  }
+  // As a lone infinity less itself is nan, it has no deviation where nan does not count: 0 would be its variance.
+  static T variance_of(const State& s, T ddof) {
+    const T mean = mean_of(s);
+    return variance(s, ddof) + (mean - mean);  // which is 0 or nan, without a branch
+  }
 };
 
 template <typename T, int kCounts>
@@ -242,7 +262,7 @@ struct Standardize : OfDeviations<Standardize<T, kCounts>, T, kCounts, false> {
 
   template <typename Cols>
   Row finish(State mine, State row, Cols, T) const {
-    const T variance = Base::variance(row, ddof);
+    const T variance = Base::variance_of(row, ddof);
     return {row.origin, (mine.origin - row.origin) - row.mean, row.mean, reciprocal_root(variance + eps),
             Base::mean_of(row), root(variance)};
   }
@@ -276,7 +296,7 @@ struct KeptLayerNorm : OfDeviations<KeptLayerNorm<T, kCounts>, T, kCounts, false
   template <typename Cols>
   Row finish(State mine, State row, Cols, T) const {
     return {row.origin, (mine.origin - row.origin) - row.mean, row.mean,
-            reciprocal_root(Base::variance(row, 0) + eps), Base::mean_of(row)};
+            reciprocal_root(Base::variance_of(row, 0) + eps), Base::mean_of(row)};
   }
 
   static T map(Element e, Row row) { return (Base::Keep::value(e) + row.away) * row.rstd; }
@@ -321,7 +341,7 @@ struct Moments : OfDeviations<Moments<T, kCounts, kOrder>, T, kCounts, (kOrder >
     const State& s = row.state;
     if (!mean) return;
     mean[index] = Base::mean_of(s);
-    variance[index] = Base::variance(s, row.ddof);
+    variance[index] = Base::variance_of(s, row.ddof);
     if constexpr (kOrder > 2) {
       const bool none = !(s.m2 > 0);
       skewness[index] = none ? not_a_number<T>() : s.third * root(s.count);

@@ -84,10 +84,17 @@ struct Normalize : OfKept<Normalize<T, kCounts, kOrder>, T, kCounts, (kCounts < 
     const T size = kOrder == kLargest ? row.unit * inverse : kOrder == 1 ? row.sum : root(row.sum);
     const bool finite = magnitude(size) < infinity<T>(), none = size == 0;
     const T factor = none ? T(1) : finite ? reciprocal(size) : size != size ? size : T(0);
-    return {inverse, none ? T(1) : finite ? size : T(0), factor, kOrder == kLargest ? row.unit : unit * size};
+    // elements of weight 0 are not multiplied there, either
+    const T by = kCounts == kWeightsCount && none ? T(1) : inverse;
+    return {by, none ? T(1) : finite ? size : T(0), factor, kOrder == kLargest ? row.unit : unit * size};
   }
 
-  static T map(Element e, Row row) { return quotient_of(Keep::value(e) * row.inverse, row.divisor, row.factor); }
+  // What has weight 0 may be of any size, also infinitely larger than the norm: then there is nothing to make exact.
+  static T map(Element e, Row row) {
+    const T x = Keep::value(e) * row.inverse;
+    if (kCounts == kWeightsCount && !(magnitude(x * row.factor) < infinity<T>())) return x * row.factor;
+    return quotient_of(x, row.divisor, row.factor);
+  }
   static T map_raw(Element e, Row row) { return map(e, row); }
 
   bool saves() const { return norm; }

@@ -125,6 +125,9 @@ def test_other_integers_and_ops_refuse_with_a_remedy() -> None:
             standardize(np.zeros((2, 3), dtype))
         with pytest.raises(TypeError, match=r"residual: dtype .*residual.astype\(\"float64\"\) is a copy"):
             add_rms_norm(np.zeros((2, 3), np.uint8), np.zeros((2, 3), dtype))
+    for other, remedy in (("O", "x.astype"), ("m8[s]", "x.astype"), ("M8[s]", "x.astype"), ("c8", "x.real")):
+        with pytest.raises(TypeError, match=rf"is not supported: use .*; {remedy}"):
+            standardize(np.zeros((2, 3), other))
     x = np.zeros((2, 3), np.uint8)
     for call in (lambda x: bias_gelu(x, 1.0), lambda x: softmax_backward(np.zeros((2, 3)), x)):
         with pytest.raises(

@@ -243,3 +243,20 @@ def test_numbers_and_lists(function: Any, simulated: Any) -> None:
         np.testing.assert_allclose(function(x, 2.0, lengths=LENGTHS.tolist()).get(), expected, 1e-12, 1e-12)
     np.testing.assert_array_equal(function(X, 2.0, lengths=LENGTHS.tolist()), expected)
     np.testing.assert_array_equal(function(X, where=None, lengths=None), function(X))
+
+
+@pytest.mark.parametrize("cols", [9, 6])
+def test_operands_may_have_shorter_runs_than_x(cols: int, simulated: Any) -> None:
+    """A vector of x, of which the first axis lies backwards and the others together, has an operand's two columns."""
+    x = np.ascontiguousarray(RANDOM.standard_normal((7, 10, cols)).astype(np.float32)[::-1])
+    bias = RANDOM.standard_normal((7, 1, cols)).astype(np.float32)
+    place = simulated.cupy.asarray
+
+    for function, options in (
+        (softmax, {"bias": bias}),
+        (softmax, {"where": bias > 0}),
+        (layer_norm, {"where": bias > 0}),
+    ):
+        given = {name: place(each) for name, each in options.items()}
+        found = function(place(x)[::-1], axis=None, **given).get()
+        np.testing.assert_allclose(found, function(x[::-1], axis=None, **options), 2e-5, 2e-5)

@@ -110,6 +110,33 @@ def test_logsumexp_with_factors() -> None:
     assert logsumexp(a, axis=(1, 3), b=a, keepdims=True, return_sign=True)[1].shape == (1, 1, 3, 1)
 
 
+def test_results_have_scipys_dtypes() -> None:
+    special = pytest.importorskip("scipy.special", reason="scipy is not installed")
+    factors = [
+        2.0,
+        2,
+        True,
+        [1, 2],
+        np.float64(2),
+        *(np.array([1, 2], kind) for kind in ("u1", "i2", "i4", "f2", "f8")),
+    ]
+    for dtype in ("float16", "float32", "float64", "uint8"):
+        a = np.array([1, 2], dtype)
+        for b in factors:
+            ours, theirs = logsumexp(a, b=b), special.logsumexp(a, b=b)
+            assert ours.dtype == theirs.dtype, (dtype, b)
+            np.testing.assert_allclose(ours, theirs, rtol=1e-3)
+
+
+def test_integers_on_a_device(simulated: Any) -> None:
+    x = np.arange(12).reshape(3, 4)
+    for dtype, result in (("uint8", "float32"), ("int32", "float64")):
+        for function in (softmax, log_softmax, logsumexp):
+            found = function(simulated.cupy.asarray(x.astype(dtype)), axis=0).get()
+            assert found.dtype == result
+            np.testing.assert_allclose(found, function(x, axis=0), rtol=1e-5)
+
+
 def test_what_is_near_to_zero_keeps_its_digits() -> None:
     close(logsumexp([0.0, -40.0]), np.log1p(np.exp(-40.0)))
     close(logsumexp([[0.0, -100.0], [1.0, -100.0]], axis=1), [np.exp(-100.0), 1.0])
@@ -123,6 +150,9 @@ def test_errors() -> None:
             function(A, axis=(0, -3))
         with pytest.raises(TypeError, match="cannot be interpreted as an integer"):
             function(A, axis=[0, 1])
+        for axis in (True, (0, np.True_)):
+            with pytest.raises(TypeError, match="give an integer"):
+                function(A, axis=axis)
         with pytest.raises(TypeError, match="[ax]: dtype complex128 is not supported"):
             function(A + 1j)
     with pytest.raises(TypeError, match="b: dtype complex128 is not supported"):
@@ -164,11 +194,29 @@ def test_install_replaces_and_puts_back(simulated: Any) -> None:
             np.testing.assert_allclose(np.asarray(function(x).get()), expected, rtol=1e-5)
             assert function(simulated.cupy.asarray(np.arange(3))) == "theirs"
             assert function(A) == "theirs"
+        assert np.isclose(module.logsumexp(a=x, axis=None).get(), logsumexp(A))  # CuPy's name for it
+        assert module.logsumexp(a=A) == "theirs"
     assert all(getattr(module, name) is theirs for name in names)
     installed = install(module)
     installed.undo()
     installed.undo()
     assert module.softmax is theirs
+
+
+def test_nested_calls_and_errors_put_back() -> None:
+    module = types.SimpleNamespace(softmax="theirs", log_softmax="theirs", logsumexp="theirs")
+
+    def fail() -> None:
+        with install(module):
+            first = module.softmax
+            with install(module):
+                assert module.softmax is not first
+            assert module.softmax is first
+            raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        fail()
+    assert vars(module) == dict.fromkeys(vars(module), "theirs")
 
 
 def test_without_cupy_there_is_nothing_to_replace(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -145,6 +145,23 @@ def test_missing_values_are_those_of_numpys_nan_functions(ddof: int) -> None:
     np.testing.assert_allclose(y, np.where(options["where"], divided, 0))
 
 
+@pytest.mark.parametrize("axis", [-1, 0])
+@pytest.mark.parametrize("order", [1, 2, np.inf])
+def test_elements_of_weight_0_may_have_any_size(order: float, axis: int, simulated: Any) -> None:
+    x = np.array([[-2.5, 1.5, 3, 0], [1, np.inf, 3, 4], [1e-30, np.inf, 1e30, -7]], np.float32)
+    weights = np.array([[0, 0, 0, 0], [1, 0, 0, 1], [0, 0, 0, 0]], np.float32)
+    cupy = simulated.cupy
+    placed = [cupy.asarray(each) for each in (x, weights)]
+
+    expected = normalize(x, order, axis, weights=weights, return_norms=True)
+    found = normalize(placed[0], order, axis, weights=placed[1], return_norms=True)
+
+    nothing = np.broadcast_to(~weights.any(axis, keepdims=True), x.shape)
+    np.testing.assert_array_equal(expected[0][nothing], x[nothing])
+    for ours, wanted in zip(found, expected, strict=True):
+        np.testing.assert_allclose(ours.get(), wanted, rtol=1e-6)
+
+
 def test_weights_count_as_often_as_they_say() -> None:
     x, times = normal(3, 20), np.random.default_rng(1).integers(0, 4, (3, 20))
     repeated = [np.repeat(row, count) for row, count in zip(x, times, strict=True)]
@@ -175,6 +192,51 @@ def test_a_mean_far_larger_than_the_deviations(dtype: str, rtol: float, simulate
         np.testing.assert_allclose(variance, wide.var(-1), rtol=2 * rtol)
         apart = wide - wide.mean(-1, keepdims=True)
         np.testing.assert_allclose(z, apart / wide.std(-1, keepdims=True), atol=10 * rtol)
+
+
+def test_clipped_is_what_lies_beyond_the_bounds() -> None:
+    x = (1e7 + np.random.default_rng(0).integers(-3, 4, (2000, 8))).astype(np.float32)
+
+    y, low, high = sigma_clip(x, 2, centre="median", return_bounds=True)
+
+    np.testing.assert_array_equal(~np.isnan(y), (low[:, None] <= x) & (x <= high[:, None]))
+
+
+@pytest.mark.parametrize("kind", ["", "nan", "where", "weights"])
+def test_a_row_with_an_infinity_has_no_moments(kind: str, simulated: Any) -> None:
+    inf, nan = np.inf, np.nan
+    rows = np.array([[1, inf, 2, 3], [1, 2, 3, -inf], [-inf, inf, 1, 2], [inf, nan, inf, nan]], np.float32)
+    cupy = simulated.cupy
+
+    for place, axis in ((np.asarray, -1), (cupy.asarray, -1), (cupy.asarray, 0)):
+        x = rows if axis == -1 else rows.T.copy()
+        kept: dict[str, Any] = {kind: "omit" if kind == "nan" else place(~np.isnan(x))} if kind else {}
+        results = [
+            *moments(place(x), axis, order=4, **kept),
+            *standardize(place(x), axis, return_stats=True, **kept)[1:],
+        ]
+        if kind in {"nan", "where"}:
+            results += layer_norm(place(x), axis=axis, return_stats=True, **kept)[1:]
+        for each in results:
+            assert np.isnan(cupy.asnumpy(each)).all(), each
+
+
+@pytest.mark.parametrize("cols", [12, 130])
+def test_elements_of_weight_0_keep_their_digits(cols: int, simulated: Any) -> None:
+    """Also where a thread has no other ones."""
+    x = (1e7 + normal(4, cols)).astype(np.float32)
+    weights = np.zeros(x.shape, np.float32)
+    weights[:, 2], weights[:, 5] = 1, 3
+    x[:, 2] += 4  # or the deviation could be 0
+    x[1, 7] = np.inf
+    place = simulated.cupy.asarray
+
+    expected = standardize(x, weights=weights)
+    for plan in (None, "uncached"):
+        found = standardize(place(x), weights=place(weights), plan=plan).get()
+        np.testing.assert_allclose(found, expected, 2e-5)
+    found = standardize(place(x.T.copy()), axis=0, weights=place(weights.T.copy())).get()
+    np.testing.assert_allclose(found.T, expected, 2e-5)
 
 
 def test_tiny_and_huge_rows() -> None:
