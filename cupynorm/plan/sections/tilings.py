@@ -78,6 +78,37 @@ class ColumnSums(NamedTuple):
     measured: Sequence[Sequence[int]]
 
 
+class Stretches(NamedTuple):
+    """Rows that lie apart, but are stretches of memory with their neighbours (variants/stretch.py).
+
+    Attributes
+    ----------
+    neighbours
+        How many rows are neighbours, at least and at most, where that is better than what `apart` has; none if the
+        least are more than the most.
+    columns, most_bytes
+        The fewest columns, and the most bytes of a stretch in shared memory.
+    tables, bytes
+        How many stretches a block has at most, and their bytes, of more than one.
+    block, elements
+        Threads of a block, and how many elements of a row each takes at a time.
+    threads
+        Threads of a multiprocessor for which registers are kept few enough.
+    blocks
+        The fewest blocks, for each multiprocessor.
+    """
+
+    neighbours: Sequence[int]
+    columns: int
+    most_bytes: int
+    tables: int
+    bytes: int
+    block: int
+    elements: int
+    threads: int
+    blocks: int
+
+
 class Apart(NamedTuple):
     """Rows whose elements lie apart from one another (variants/across.py, tiles.py, across_grid.py).
 
