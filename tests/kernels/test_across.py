@@ -326,3 +326,23 @@ def test_every_kernel_compiles_without_a_spill(arch: str) -> None:
         assert not stalls_a_cluster(code, arch)
         seen.add(variant)
     assert seen == {*VARIANTS_ACROSS} - ({"cluster"} if arch != "90" else set())
+
+
+# tables of few neighbours: blocks of both sizes
+STRETCHES = [
+    ("90", LAYER_NORM, "float16", 512),
+    ("80", SOFTMAX, "float32", 64),
+    ("75", LAYER_NORM, "float16", 64),
+]
+
+
+@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize(("arch", "op", "dtype", "cols"), STRETCHES)
+def test_rows_with_their_neighbours_compile_without_a_spill(
+    arch: str, op: RowOp, dtype: str, cols: int
+) -> None:
+    plan, kernel = chosen(spec_of(op, (4096, cols, 33), dtype), DEVICES[arch], arch)
+    assert plan.kernel == "row_stretch"
+    assert not spills(kernel), (plan, spills(kernel))
+    assert not endless_waits(kernel)
+    assert not begins_too_soon(code_of(kernel, arch), arch)

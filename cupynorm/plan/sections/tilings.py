@@ -84,29 +84,33 @@ class Stretches(NamedTuple):
     Attributes
     ----------
     neighbours
-        How many rows are neighbours, at least and at most, where that is better than what `apart` has; none if the
-        least are more than the most.
-    columns, most_bytes
-        The fewest columns, and the most bytes of a stretch in shared memory.
+        How many rows are neighbours, at least and at most, where that is better than what `apart` has.
+    whole
+        By the bytes of an element, those of the widest tile of neighbours: where these are accessed in vectors and are
+        whole tiles, they are left to `apart`; 0: they always are.
+    columns
+        The fewest columns.
     tables, bytes
         How many stretches a block has at most, and their bytes, of more than one.
-    block, elements
-        Threads of a block, and how many elements of a row each takes at a time.
+    blocks, elements
+        Threads of a block: the few where its stretches have no more than those bytes and two threads share a row, and
+        the many. How many elements of a row each takes at a time.
     threads
         Threads of a multiprocessor for which registers are kept few enough.
-    blocks
-        The fewest blocks, for each multiprocessor.
+    fewest, resident
+        The fewest blocks, for each multiprocessor, and how many must run at once there.
     """
 
     neighbours: Sequence[int]
+    whole: Mapping[int, int]
     columns: int
-    most_bytes: int
     tables: int
     bytes: int
-    block: int
+    blocks: Sequence[int]
     elements: int
     threads: int
-    blocks: int
+    fewest: int
+    resident: int
 
 
 class Apart(NamedTuple):

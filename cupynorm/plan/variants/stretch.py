@@ -16,6 +16,7 @@ from cupynorm.plan.config import (
     Plan,
     in_accesses,
 )
+from cupynorm.plan.partition import power_of_two_to
 
 if TYPE_CHECKING:
     from cupynorm.plan.problem import Problem
@@ -26,26 +27,51 @@ WHY = "rows whose elements lie apart: those that are neighbours come and go as o
 def stretch(question: Question, *, asked: bool) -> Plan | None:
     """Return the plan of rows that wait in shared memory; None where others are better, unless it is asked for."""
     problem, numbers = question.problem, question.rules.stretches
-    if not _can_be(problem) or problem.across > numbers.block:
+    if not _can_be(problem) or problem.across > max(numbers.blocks):
         return None
     few, many = numbers.neighbours
+    better = few <= problem.across <= many and problem.cols >= numbers.columns and _leaves_gaps(question)
+    plan = _cut(question)
+    if not (asked or (better and _fills_the_device(question, plan))):
+        return None
+    return finished(question, plan, WHY)
+
+
+def _fills_the_device(question: Question, plan: Plan) -> bool:
+    """Say whether there are enough blocks, of which several run at once as far as shared memory goes."""
+    numbers, limits = question.rules.stretches, question.limits
+    at_once = limits.shared_bytes_per_sm // (plan.shared_bytes + limits.reserved_shared_bytes)
+    enough = _blocks(question.problem, plan) >= numbers.fewest * limits.sm_count
+    return enough and at_once >= numbers.resident
+
+
+def _leaves_gaps(question: Question) -> bool:
+    """Say whether threads that have neighbouring rows would access single elements, or tiles that are not whole."""
+    problem = question.problem
+    widest = question.rules.stretches.whole[problem.load_bytes] // problem.load_bytes
+    tile = power_of_two_to(min(widest, problem.across)) if widest else 0
+    return tile > 0 and (problem.vector == 1 or problem.across % tile > 0)
+
+
+def _cut(question: Question) -> Plan:
+    """Return which rows a block has and how many threads share each."""
+    problem, numbers = question.problem, question.rules.stretches
+    few, many = numbers.blocks
     each = problem.across * problem.cols * max(problem.load_bytes, problem.output_bytes)
-    most = min(numbers.block // problem.across, numbers.tables)
-    tables = max(1, min(most, numbers.bytes // max(1, each)))
+    tables = max(1, min(many // problem.across, numbers.tables, numbers.bytes // max(1, each)))
+    rows = problem.across * tables
+    block = few if each <= numbers.bytes and 2 * rows <= few else many
     plan = replace(
         PLAIN,
         variant="shared",
         vectors=numbers.elements,
-        group=numbers.block // (problem.across * tables),
+        group=block // rows,
         rows_per_group=tables,
-        block=numbers.block,
+        block=block,
         across=problem.across,
-        min_blocks=numbers.threads // numbers.block,
+        min_blocks=numbers.threads // block,
     )
-    enough = _blocks(problem, plan) >= numbers.blocks * question.limits.sm_count
-    better = few <= problem.across <= many and problem.cols >= numbers.columns and enough
-    better = better and _stretch_bytes(problem, plan) <= numbers.most_bytes
-    return finished(question, plan, WHY) if better or asked else None
+    return _with_shared_memory(problem, plan)
 
 
 def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
@@ -53,12 +79,14 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
     problem = question.problem
     if not (_can_be(problem) and _is_sound(problem, plan)):
         return None
-    rows = plan.across * plan.rows_per_group
-    slots = rows * (plan.group + 1) * (plan.group > 1)
+    return with_grid(question, _with_shared_memory(problem, plan), _blocks(problem, plan), reason)
+
+
+def _with_shared_memory(problem: Problem, plan: Plan) -> Plan:
+    slots = plan.across * plan.rows_per_group * (plan.group + 1) * (plan.group > 1)
     held = _stretch_bytes(problem, plan)
     needed = slots * in_accesses(problem.message_numbers * problem.compute_bytes) + held
-    plan = replace(plan, row_shared_bytes=held, shared_bytes=needed)
-    return with_grid(question, plan, _blocks(problem, plan), reason)
+    return replace(plan, row_shared_bytes=held, shared_bytes=needed)
 
 
 def _blocks(problem: Problem, plan: Plan) -> int:
