@@ -46,6 +46,7 @@ from cupynorm.lower.vectors import (
     common_alignment,
     is_in_runs,
     is_per_row,
+    is_stretch,
     lies_alike,
     prefetched_bytes,
     run_width,
@@ -240,6 +241,14 @@ def _may_be_shifted(x: View, what: Around, axes: int) -> bool:
     return odd and all(lies_alike(each, x, axes) for each in (x, *_written(what)))
 
 
+def _is_stretch(x: View, what: Around, axes: int) -> bool:
+    """Say whether nothing but stretches of rows that are neighbours comes and goes: kernels/row/stretch.cuh."""
+    beside = what.load_operands or what.store_operands or what.scales or what.loaded is not None
+    asked = any(each is not None for each in (what.mask, what.counted, what.labelled, what.sums))
+    alone = not beside and not asked and len(what.outs) <= 1
+    return alone and all(is_stretch(each, axes, _across(x, axes)) for each in (x, *what.outs))
+
+
 def _numbers(x: View) -> View:
     """Return the numbers of x's elements, in C order, as the places of a view."""
     strides = [1]
@@ -376,6 +385,7 @@ def _problem(
         unaligned=0,
         alignment_period=1,
         across=_across(x, axes),
+        stretch=in_steps and _is_stretch(x, what, axes),
         shifted=in_steps and what.sums is None and _may_be_shifted(x, what, axes),
         room=True,
     )

@@ -28,6 +28,14 @@ def across_width(each: View, axes: int) -> int:
     return math.gcd(most, extents[-1], each.pointer // each.dtype.itemsize, *others)
 
 
+def is_stretch(each: View, axes: int, across: int) -> bool:
+    """Say whether so many neighbouring rows are one stretch of memory, and such stretches lie next to one another."""
+    (extents, strides), (lengths, steps) = (part.collapsed() for part in each.split(axes))
+    inner = extents[-1] == across and strides[-1] == 1 and (lengths, steps) == (lengths[:1], (across,))
+    outer = strides[:-1] in ((), (across * lengths[0],))
+    return inner and outer
+
+
 def lies_alike(each: View, like: View, axes: int) -> bool:
     """Say whether an access can move two elements of an array wherever one can move the same two elements of `like`.
 

@@ -135,7 +135,8 @@ class Plan:
     across, waits
         For rows whose elements lie apart from one another: how many threads lie side by side, each with `vector`
         neighbouring rows, and `vectors` elements of each at a time; and where rows wait: NOWHERE,
-        IN_REGISTERS or EVENLY. 0: rows are contiguous. IN_REGISTERS and CUT say of prefetched rows with sums over rows
+        IN_REGISTERS or EVENLY. In `shared` all neighbours lie side by side, and a block has rows_per_group times so
+        many. 0: rows are contiguous. IN_REGISTERS and CUT say of prefetched rows with sums over rows
         beside them that they wait there (StagedRegisters and CutRegisters in kernels/row/summed.cuh).
     resident_blocks, waves
         Blocks that a multiprocessor holds at once (clusters: that the device does), and grid / what the device holds
@@ -172,7 +173,8 @@ class Plan:
     def kernel(self) -> str:
         """The kernel of kernels/row that runs such a plan."""
         if self.across or self.variant == "cached":
-            return "row_across" if self.across else "row_cached"
+            apart = "row_stretch" if self.variant == "shared" else "row_across"
+            return apart if self.across else "row_cached"
         if self.variant == "split" and self.group:
             return "row_spread"
         if self.variant == "split" and self.rows_per_group > 1:
@@ -207,6 +209,8 @@ class Plan:
             "row_computed": (self.unaligned,),
             "row_tiled": (self.group,),
         }
+        if self.kernel == "row_stretch":
+            return (self.vectors, self.across, self.rows_per_group, *launch)
         if self.kernel in others:
             return (*tile, *others[self.kernel], *launch)
         if self.kernel == "row_staged":

@@ -39,7 +39,7 @@ from cupynorm.plan.partition import (
     shared_bytes,
     threads_with_vectors,
 )
-from cupynorm.plan.variants import across, cached, grid, staged, summed, tiled, tiles
+from cupynorm.plan.variants import across, cached, grid, staged, stretch, summed, tiled, tiles
 from cupynorm.plan.variants.fused_cluster import has_static_room
 from cupynorm.plan.variants.registers import may_persist
 
@@ -97,6 +97,8 @@ def finished(question: Question, forced: Plan) -> Plan | None:
     """Return a plan for the effective problem with its launch; None where the kernel cannot hold such rows."""
     problem = question.problem
     if problem.across or forced.across:
+        if forced.kernel == "row_stretch":
+            return stretch.finished(question, forced, FORCED)
         both = problem.across > 0 and forced.across > 0
         return (
             across.finished(question, forced, FORCED) if both and across.is_sound(problem, forced) else None

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from cupynorm.plan.sections.many_blocks import Clusters, FusedClusters, SmallBatch, Split
     from cupynorm.plan.sections.one_block import LateExponential, Rounds, Staged, Streamed, Tile, Tiled
     from cupynorm.plan.sections.register_model import RegisterModel
-    from cupynorm.plan.sections.tilings import Apart, ColumnSums
+    from cupynorm.plan.sections.tilings import Apart, ColumnSums, Stretches
 
 
 class Rules(NamedTuple):
@@ -56,6 +56,7 @@ class Rules(NamedTuple):
     clusters: Clusters
     fused_clusters: FusedClusters
     column_sums: ColumnSums
+    stretches: Stretches
     apart: Apart
     small_batch: SmallBatch
     split: Split

@@ -2,3 +2,4 @@
 // contiguous.
 #pragma once
 #include <row/across.cuh>
+#include <row/stretch.cuh>

@@ -132,7 +132,7 @@ def tile_of(
 ) -> tuple[Any, Any, Plan]:
     """Run a plan of 16 threads a column and eight elements of each thread; return both results and the plan."""
     host = drawn((2, cols, inner), dtype)
-    _, plan = run(op, host, None)
+    _, plan = run(op, host, "uncached")
     forced = dataclasses.replace(
         plan,
         variant=variant,
@@ -279,7 +279,7 @@ def test_a_mean_far_from_zero_keeps_its_digits() -> None:
 @pytest.mark.parametrize("name", ["warp", "cached", "shared"])
 def test_a_variant_for_contiguous_rows_is_refused_by_name(name: str) -> None:
     with pytest.raises(DoesNotFitError, match="next to one another"):
-        run(SOFTMAX, drawn((1, 5, 7), "float32"), name)
+        run(SOFTMAX, drawn((1, 5, 7), "float32"), name, gap=1)
 
 
 @pytest.mark.parametrize(
@@ -326,3 +326,23 @@ def test_every_kernel_compiles_without_a_spill(arch: str) -> None:
         assert not stalls_a_cluster(code, arch)
         seen.add(variant)
     assert seen == {*VARIANTS_ACROSS} - ({"cluster"} if arch != "90" else set())
+
+
+# tables of few neighbours: blocks of both sizes
+STRETCHES = [
+    ("90", LAYER_NORM, "float16", 512),
+    ("80", SOFTMAX, "float32", 64),
+    ("75", LAYER_NORM, "float16", 64),
+]
+
+
+@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize(("arch", "op", "dtype", "cols"), STRETCHES)
+def test_rows_with_their_neighbours_compile_without_a_spill(
+    arch: str, op: RowOp, dtype: str, cols: int
+) -> None:
+    plan, kernel = chosen(spec_of(op, (4096, cols, 33), dtype), DEVICES[arch], arch)
+    assert plan.kernel == "row_stretch"
+    assert not spills(kernel), (plan, spills(kernel))
+    assert not endless_waits(kernel)
+    assert not begins_too_soon(code_of(kernel, arch), arch)

@@ -78,6 +78,41 @@ class ColumnSums(NamedTuple):
     measured: Sequence[Sequence[int]]
 
 
+class Stretches(NamedTuple):
+    """Rows that lie apart, but are stretches of memory with their neighbours (variants/stretch.py).
+
+    Attributes
+    ----------
+    neighbours
+        How many rows are neighbours, at least and at most, where that is better than what `apart` has.
+    whole
+        By the bytes of an element, those of the widest tile of neighbours: where these are accessed in vectors and are
+        whole tiles, they are left to `apart`; 0: they always are.
+    columns
+        The fewest columns.
+    tables, bytes
+        How many stretches a block has at most, and their bytes, of more than one.
+    blocks, elements
+        Threads of a block: the few where its stretches have no more than those bytes and two threads share a row, and
+        the many. How many elements of a row each takes at a time.
+    threads
+        Threads of a multiprocessor for which registers are kept few enough.
+    fewest, resident
+        The fewest blocks, for each multiprocessor, and how many must run at once there.
+    """
+
+    neighbours: Sequence[int]
+    whole: Mapping[int, int]
+    columns: int
+    tables: int
+    bytes: int
+    blocks: Sequence[int]
+    elements: int
+    threads: int
+    fewest: int
+    resident: int
+
+
 class Apart(NamedTuple):
     """Rows whose elements lie apart from one another (variants/across.py, tiles.py, across_grid.py).
 

@@ -41,6 +41,7 @@ from cupynorm.plan.variants.across_grid import (
     held_over_the_grid,
     share_of_the_grid,
 )
+from cupynorm.plan.variants.stretch import stretch
 from cupynorm.plan.variants.tiles import (
     KINDS,
     MORE_IF_SPILLED,
@@ -71,7 +72,7 @@ if TYPE_CHECKING:
 
     from cupynorm.plan.problem import Problem
 
-VARIANTS_ACROSS = ("block", "cluster", "split", "uncached")
+VARIANTS_ACROSS = ("block", "cluster", "split", "uncached")  # and shared, if neighbours are a stretch
 WHY = "rows whose elements lie apart: the first tiling in turn that holds a row"
 WITH_SUMS = "rows whose elements lie apart, with sums over rows: the first tiling in turn that holds a row"
 OVER_THE_GRID = (
@@ -91,6 +92,10 @@ def across(question: Question, variant: str | None = None, *, cooperative: bool 
     a multiprocessor is taken if the next ones spill, too, or read the row again, which takes longer; a few bytes cost
     less than another tiling.
     """
+    if variant in {None, "shared"}:
+        together = stretch(question, asked=variant is not None)
+        if together is not None or variant is not None:
+            return together
     found = (
         finished(question, plan, _why(question.problem, plan))
         for plan in tilings(question, variant)
