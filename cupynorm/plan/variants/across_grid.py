@@ -18,6 +18,8 @@ from cupynorm.plan.config import (
 )
 from cupynorm.plan.partition import is_power_of_two, power_of_two_to
 from cupynorm.plan.variants.tiles import (
+    FOR_CLUSTERS,
+    FOR_CLUSTERS_GAMMA,
     KINDS,
     MORE_IF_SPILLED,
     elements_held,
@@ -40,7 +42,7 @@ def held_over_the_grid(question: Question, *, asked: bool, may_read_again: bool)
     asked: also where they are not said to be better. may_read_again: whether blocks of the grid may read rows again.
     """
     problem, numbers = question.problem, question.rules.apart
-    kinds = kinds_of(problem)
+    kinds = kinds_of(problem) | _in_place_of_clusters(question)
     for size, fewest, most, block, width, blocks, tiles, kind in numbers.over_the_grid:
         asked_of_each = problem.interval_mask and not problem.in_steps
         better = fewest <= problem.cols <= most and not (problem.rounds or asked_of_each)
@@ -67,6 +69,16 @@ def held_over_the_grid(question: Question, *, asked: bool, may_read_again: bool)
         part = part_of(problem, ctas, block // lanes, vector)
         plan = tiling(question, lanes, ctas, "split", block, part, IN_REGISTERS, vector)
         yield replace(plan, variant="split", min_blocks=blocks)
+
+
+def _in_place_of_clusters(question: Question) -> set[str]:
+    """Return of which KINDS pairs are that clusters share, too: of threads that access all they may, in whole lines."""
+    problem = question.problem
+    widest = vector_of(question) == question.rules.apart.max_vector[problem.load_bytes]
+    whole = problem.across * problem.load_bytes >= 2 * LINE_BYTES
+    if not (problem.holds_operands and problem.fields > 1 and widest and whole and question.max_ctas > 1):
+        return set()
+    return {FOR_CLUSTERS} | ({FOR_CLUSTERS_GAMMA} if len(problem.load_operands) > 1 else set())
 
 
 def _most_elements_over_the_grid(question: Question) -> int:

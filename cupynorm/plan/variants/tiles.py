@@ -32,6 +32,8 @@ MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
 SHIFTED = 2  # neighbouring rows of a thread that are aligned together in its columns only
 PACKED_BYTES = 2  # of elements that wait two in a register
 WEIGHTED = "in steps, weighted sums"
+FOR_CLUSTERS = "pairs as loaded, in place of clusters"
+FOR_CLUSTERS_GAMMA = "pairs as loaded and more operands, in place of clusters"
 # what a row of `measured` or `over_the_grid` is for, by its last number
 KINDS = (
     "all",
@@ -46,6 +48,8 @@ KINDS = (
     "nothing stored",
     "in steps, no operands, a large state",
     WEIGHTED,
+    FOR_CLUSTERS,
+    FOR_CLUSTERS_GAMMA,
 )
 
 
