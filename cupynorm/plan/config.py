@@ -50,7 +50,7 @@ MAX_PACKED_ACROSS = 128  # the same where they wait two in a register
 # Neighbouring rows of a thread where a mask has a byte of each in a word (kernels/io/masks.cuh).
 MAX_ROWS_OF_WORD = 4
 COUNTER_BYTES = 128  # of each group of blocks that share rows over the grid: kCounterBytes in row/meeting.cuh
-WHOLE_COLUMNS = 1024  # of a block, whose gamma and beta wait in shared memory: as in kernels/row/whole.cuh
+WHOLE_COLUMNS = 1024  # of a block, whose gamma and beta wait in shared memory: as in row/whole_tile.cuh
 PART_NUMBERS = 32  # that a thread computes at a time where they wait two in a register
 # Elements of a row that are then computed at a time, where a thread has more than MAX_NUMBERS_ACROSS.
 PARTS_ACROSS = 4

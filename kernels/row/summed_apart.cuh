@@ -97,7 +97,7 @@ struct SummedTiles {
   const Arguments<Op, Load, Store>& a;
   const Places places;
   const ThreadSums<Compute, kSums, Shape> sums;
-  int part, lane, down, begin, held, first;  // as in WholeRows (whole.cuh)
+  int part, lane, down, begin, held, first;  // as in WholeRows (whole_tile.cuh)
   bool here;
   Sources sources, next_sources;
   typename Store::RowPointer targets[kVector];
