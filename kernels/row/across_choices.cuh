@@ -74,4 +74,34 @@ template <class Op, class Load, class Shape>
 using HeldOperands = typename Conditional<hold_operands<Op, Load, Shape>(),
     typename Load::template OperandsBeside<Shape::kVector>[Shape::kElements], NoColumns>::Type;
 
+// What is decided of rows that are not whole (any_rows.cuh).
+template <class Op, class Load, class Store, class Shape>
+struct ChoicesOfAny {
+  static constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kDown = Shape::kDown,
+      kRound = kElements * kDown;
+  static constexpr bool kHolds = Shape::kHolds, kFull = Shape::kFull;
+  // Further rounds look at elements again and again: those of 16 bits wait as numbers where these have room.
+  static constexpr bool kPacked = kHolds && wait_packed<Op, Load, Shape>() &&
+      !(Op::kRounds && kVector * kElements <= 64);
+  // kAsNumbers: they wait as the op takes them. kAlone: all of a row in one thread.
+  static constexpr bool kAsNumbers = kHolds && !kPacked, kAlone = kHolds && Shape::kAlone;
+  // addresses take an instruction or two
+  static constexpr bool kInSteps = kHolds && are_in_steps<Op, Load, Store>() && Load::kAlone;
+  static constexpr bool kMany = kVector * kElements > 64;  // of them, which leave few registers to anything else
+  // Whether it is taken for granted that a thread has most of its elements. Not where kernels then spilled registers
+  // (docs/notes/070, "Every form").
+  static constexpr bool kEven = Shape::kEven && !Load::kInterval && (kInSteps || !kMany);
+  static constexpr int kSure = kEven ? Shape::kSure : 0;
+  static constexpr int kAtATime = kMany && Op::kTwoPass ? 16 : 32;  // where one part more takes few instructions
+  static constexpr int kPart = kPacked ? part_of_elements(kElements, kAtATime / kVector) : kElements;
+  // Whether whole rounds come first, of which nothing is asked. kKeepsRounds: those that no mask's interval drops.
+  // kPassesOver: what lies outside of these intervals is not read.
+  static constexpr bool kPassesOver = Load::kInterval && !kHolds && kStoresNothing<Store>,
+      kWholeRounds = Shape::kOfGrid && !kHolds,
+      kKeepsRounds = kPassesOver && !kWholeRounds && Op::kCountsAllKept;
+  static_assert(!Load::kDrops || Op::kMaskable, "the op says what becomes of elements that a mask drops");
+  static_assert(!Load::kDrops || !Load::kStoresComputed, "nothing of what is dropped is kept");
+  static_assert(!kFull || kHolds, "elsewhere the last round may be shorter");
+};
+
 }  // namespace cupynorm

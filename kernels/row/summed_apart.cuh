@@ -9,8 +9,11 @@
 // sum_columns adds what they have: the same bits from any number of blocks.
 #pragma once
 #include <io/fused.cuh>
-#include <row/across.cuh>
+#include <row/drawn.cuh>
 #include <row/summed_arguments.cuh>
+#include <row/tiles.cuh>
+
+extern __shared__ __align__(16) unsigned char shared_memory[];
 
 namespace cupynorm {
 
