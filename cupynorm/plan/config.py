@@ -136,7 +136,7 @@ class Plan:
         For rows whose elements lie apart from one another: how many threads lie side by side, each with `vector`
         neighbouring rows, and `vectors` elements of each at a time; and where rows wait: NOWHERE,
         IN_REGISTERS or EVENLY. 0: rows are contiguous. IN_REGISTERS and CUT say of prefetched rows with sums over rows
-        beside them that they wait there (StagedRegisters and CutRegisters in kernels/row/summed.cuh).
+        beside them that they wait there (StagedRegisters and CutRegisters in kernels/row/summed_shapes.cuh).
     resident_blocks, waves
         Blocks that a multiprocessor holds at once (clusters: that the device does), and grid / what the device holds
         at once.
