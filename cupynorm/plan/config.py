@@ -50,7 +50,7 @@ MAX_PACKED_ACROSS = 128  # the same where they wait two in a register
 # Neighbouring rows of a thread where a mask has a byte of each in a word (kernels/io/masks.cuh).
 MAX_ROWS_OF_WORD = 4
 COUNTER_BYTES = 128  # of each group of blocks that share rows over the grid: kCounterBytes in row/meeting.cuh
-WHOLE_COLUMNS = 1024  # of a block, whose gamma and beta wait in shared memory: as in kernels/row/whole.cuh
+WHOLE_COLUMNS = 1024  # of a block, whose gamma and beta wait in shared memory: as in row/whole_tile.cuh
 PART_NUMBERS = 32  # that a thread computes at a time where they wait two in a register
 # Elements of a row that are then computed at a time, where a thread has more than MAX_NUMBERS_ACROSS.
 PARTS_ACROSS = 4
@@ -137,7 +137,7 @@ class Plan:
         neighbouring rows, and `vectors` elements of each at a time; and where rows wait: NOWHERE,
         IN_REGISTERS or EVENLY. In `shared` all neighbours lie side by side, and a block has rows_per_group times so
         many. 0: rows are contiguous. IN_REGISTERS and CUT say of prefetched rows with sums over rows
-        beside them that they wait there (StagedRegisters and CutRegisters in kernels/row/summed.cuh).
+        beside them that they wait there (StagedRegisters and CutRegisters in kernels/row/summed_shapes.cuh).
     resident_blocks, waves
         Blocks that a multiprocessor holds at once (clusters: that the device does), and grid / what the device holds
         at once.

@@ -4,6 +4,7 @@
 #pragma once
 #include <base/cluster.cuh>
 #include <row/meeting.cuh>
+#include <row/running.cuh>
 
 namespace cupynorm {
 
@@ -219,6 +220,24 @@ inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename 
     GatheredSlots<Op, Shape, kCtasPerRow>::give_all(messages, finish_once);
   }
   __syncthreads();
+}
+
+// The States of a thread's rows, counted from pivots that are the same in a warp whose lanes share rows.
+template <class Shape, class Op, typename Precision>
+inline void take_states(const RunningRows<Op, Shape::kVector, Precision>& running,
+    typename Op::State (&mine)[Shape::kVector], typename Op::Compute (&pivot)[Shape::kVector]) {
+#pragma unroll
+  for (int v = 0; v < Shape::kVector; ++v) {
+    typename Op::Compute from;
+    mine[v] = running.own_state(v, from);
+    if constexpr (Op::kHasPivot) {
+      pivot[v] = from;
+      if constexpr (Shape::kInWarps) {
+        pivot[v] = LanesApart<Shape::kLanes>::first(from);
+        mine[v] = Op::rebase(mine[v], from, pivot[v]);
+      }
+    }
+  }
 }
 
 // The largest divisor of kElements that is no more than `most`.

@@ -44,7 +44,7 @@ struct DrawnWords {
   static constexpr int kPlaces = kShares ? Shape::kVector * Shape::kBlock : 1;
   static_assert(kElements <= 64, "there is a bit for each");
 
-  int lane, down, held;  // as in WholeRows
+  int lane, down, held;  // as in WholeRows (whole_tile.cuh)
 
   static int place_of(int v, int down, int lane) { return (v * kDown + down) * Shape::kLanes + lane; }
 

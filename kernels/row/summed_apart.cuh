@@ -9,8 +9,11 @@
 // sum_columns adds what they have: the same bits from any number of blocks.
 #pragma once
 #include <io/fused.cuh>
-#include <row/across.cuh>
+#include <row/drawn.cuh>
 #include <row/summed_arguments.cuh>
+#include <row/tiles.cuh>
+
+extern __shared__ __align__(16) unsigned char shared_memory[];
 
 namespace cupynorm {
 
@@ -97,7 +100,7 @@ struct SummedTiles {
   const Arguments<Op, Load, Store>& a;
   const Places places;
   const ThreadSums<Compute, kSums, Shape> sums;
-  int part, lane, down, begin, held, first;  // as in WholeRows (whole.cuh)
+  int part, lane, down, begin, held, first;  // as in WholeRows (whole_tile.cuh)
   bool here;
   Sources sources, next_sources;
   typename Store::RowPointer targets[kVector];

@@ -24,7 +24,7 @@ LONGER = {
     "cupynorm/tools/files.py: run": "what it opens stays open in one ExitStack until the targets are complete",
     "kernels/bert/attention.cuh: attend": ONE_LOOP,
     "kernels/bert/attention.cuh: attend_together": ONE_LOOP,
-    "kernels/row/across.cuh: go_through_any_rows": ONE_LOOP,
+    "kernels/row/any_rows.cuh: go_through_any_rows": ONE_LOOP,
     "kernels/row/computed.cuh: row_computed": ONE_LOOP,
     "kernels/row/registers.cuh: row_registers": ONE_LOOP,
     "kernels/row/reread.cuh: row_reread": ONE_LOOP,
