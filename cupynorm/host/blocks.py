@@ -48,7 +48,7 @@ def each_block(
     if not x.size:
         return
     apart = alone and not x.flags.c_contiguous and lie_apart(x, axes)
-    kind: type[Rows] = (Slab if kept else Passing) if apart else Rows
+    kind: type[Rows] = Slab if apart else Rows
     home = out if out is not None and _is_home(out, dtype, (x, *reads), anywhere=apart) else None
     limit = reference.BLOCK * 8 // dtype.itemsize
     if x.size <= min(limit, LEAST_THREADED):
@@ -60,6 +60,8 @@ def each_block(
         most = min(limit, max(LEAST_THREADED, x.size // (2 * threads)))
     if apart:
         tiles, pieces = slabs_of(x, axes, limit, most, stays=home is not None or not kept)
+        if not kept and len(pieces) > 1:
+            kind = Passing
     else:
         leading, trailing = x.shape[: x.ndim - axes], x.shape[x.ndim - axes :]
         tiles, pieces = _cut(leading, max(1, most // math.prod(trailing))), _cut(trailing, limit)

@@ -237,15 +237,15 @@ def _softmax_alone(what: SoftmaxGradient, mask: Masking | None) -> None:
         sums: Array | None = None
         for piece in rows.pieces:
             sums = rows.sums(slope.seen(piece), None if what.log else rows.seen(piece), sums)
-        total = rows.along(np.asarray(sums).astype(dtype))
+        total = np.asarray(sums).astype(dtype)
 
         def step(p: Array, out: Array, piece: Index) -> None:
             given = slope.seen(piece)
             if what.log:
-                np.multiply(p, total, out=p)  # exponentials, which are ours; out may be dy
+                rows.step_rows(np.multiply, p, total, p)  # exponentials, which are ours; out may be dy
                 np.subtract(given, p, out=out)
             else:
-                np.subtract(given, total, out=out)
+                rows.step_rows(np.subtract, given, total, out)
                 np.multiply(out, p, out=out)
             if scale != 1:
                 np.multiply(out, dtype.type(scale), out=out)

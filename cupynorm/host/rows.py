@@ -191,6 +191,10 @@ class Rows:
             held = self._values[0] = self._target(self.pieces[0], values)
         step(values, *operands, out=held)
 
+    def step_rows(self, step: np.ufunc, values: Array, of_rows: Array, out: Array) -> None:
+        """Write step(element, its row's operand) to out."""
+        step(values, of_rows[:, None], out=out)
+
     def apply_columns(self, step: np.ufunc, operand: Array | None) -> None:
         """Replace every element by step(element, the column's operand); None: leave them."""
         if operand is not None:

@@ -25,17 +25,18 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-# Sums: EACH elements in the type of arithmetic, of every EACH-th column, then EACH of these likewise, then all in
+# Sums: CHAIN elements in the type of arithmetic, of every EACH-th column, then EACH of these likewise, then all in
 # float64. With several columns side by side, steps are long where rows are few.
 EACH = 8
+CHAIN = 16  # each of its sums is written and read once more (docs/notes/060)
 COLUMNS = (
-    EACH * EACH
+    CHAIN * EACH
 )  # pieces have a multiple of so many, so that the order of summation follows from the columns alone
 WIDER = 4  # caches that a piece takes: long steps along memory win more than a cache does (docs/notes/060)
 FEW_ROWS = 256  # of a block that has no place in the result: 1 KiB of float32 is read at a time
 FLOAT64 = np.dtype(np.float64)
 MOST_ELEMENTS = 1 << 22  # of such a block, whose memory is kept
-RUN = 1 << 13  # bytes to which an operand of rows is repeated: each run costs as much as 1 KiB of it
+RUN = 1 << 13  # bytes to which an operand of rows is repeated: runs cost, but longer ones leave the L1 cache
 RESHAPES_VIEWS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # whether reshape() takes copy=False
 
 
@@ -147,10 +148,10 @@ class Slab(Rows):
             self.then(lambda values, out, _: step(values, out=out))
             return
         of_rows = operand.astype(self.space.dtype)
-        self.then(lambda values, out, _: self._each_column(step, values, of_rows, out))
+        self.then(lambda values, out, _: self.step_rows(step, values, of_rows, out))
 
-    def _each_column(self, step: np.ufunc, values: Array, of_rows: Array, out: Array) -> None:
-        """Write step(values, of_rows) to out, of several columns at once where rows are few."""
+    def step_rows(self, step: np.ufunc, values: Array, of_rows: Array, out: Array) -> None:
+        """Write step(element, its row's operand) to out, of several columns at once where rows are few."""
         outer, cols, rows = values.shape
         operand = of_rows.reshape(outer, 1, rows)
         together = _together(outer, cols, rows * values.itemsize)
@@ -364,16 +365,14 @@ def _laid(part: Array, inner: int, axes: int) -> Array | None:
 
 
 def _together(outer: int, cols: int, row: int) -> int:
-    """Return of how many columns, of `row` bytes each, a run is: of RUN bytes, and of all columns where that is near.
+    """Return of how many columns, of `row` bytes each, a run is: of RUN bytes at most, but of one column at least.
 
     Where there are several outer ones, a divisor of the columns leaves no gaps.
     """
-    least = -(-RUN // row)
-    if least >= cols:
-        return cols
-    if outer == 1 or least == 1:
-        return least
-    return next((each for each in range(least, min(2 * least, least + EACH) + 1) if cols % each == 0), least)
+    most = min(cols, max(1, RUN // row))
+    if outer == 1:
+        return most
+    return next((each for each in range(most, most // 2, -1) if cols % each == 0), most)
 
 
 def column_sums(values: Array, others: Array | None, before: Array | None, space: Space) -> Array:

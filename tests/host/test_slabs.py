@@ -132,7 +132,7 @@ def test_gradients_of_softmax(function: Any, shape: str, block: int, monkeypatch
     assert isinstance(axis, tuple) or np.array_equal(in_place, dx)
 
 
-@pytest.mark.parametrize("cols", [1, 7, 8, 63, 64, 71, 200, 1024, 1100])
+@pytest.mark.parametrize("cols", [1, 7, 8, 63, 64, 71, 127, 128, 135, 200, 1024, 1100])
 @pytest.mark.parametrize("rows", [1, 3, 600])
 def test_sums_are_those_of_rows(rows: int, cols: int) -> None:
     values = normal(2, cols, rows, dtype="float32")
@@ -148,6 +148,39 @@ def test_sums_are_those_of_rows(rows: int, cols: int) -> None:
     np.testing.assert_allclose(found[0][:rows], again, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize(
+    ("outer", "cols", "row", "together"),
+    [
+        (1, 1000, 4000, 2),
+        (4, 1000, 1000, 8),
+        (4, 1000, 1200, 5),
+        (4, 7, 3000, 2),
+        (1, 3, 100, 3),
+        (4, 9, 9000, 1),
+    ],
+)
+def test_runs_are_as_long_as_a_cache_holds(outer: int, cols: int, row: int, together: int) -> None:
+    assert slabs._together(outer, cols, row) == together
+
+
+def test_what_is_looked_at_more_than_once_is_kept_where_rows_are_one_piece(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    steps: list[int] = []
+    step_rows = slabs.Slab.step_rows
+    monkeypatch.setattr(slabs.Slab, "step_rows", lambda *given: (steps.append(1), step_rows(*given))[1])
+    x = normal(200, 400, dtype="float32")  # more than is computed without a look at its blocks
+
+    kept = cupynorm.moments(x, axis=0, order=4)
+    of_one_piece = len(steps)
+    monkeypatch.setattr(reference, "BLOCK", 1 << 8)
+    passed = cupynorm.moments(x, axis=0, order=4)
+
+    assert of_one_piece == 2  # an element, and what is left of the mean, subtracted once each
+    for one, other in zip(kept, passed, strict=True):
+        assert np.array_equal(one, other)
+
+
 def test_what_lies_apart_is_seen() -> None:
     x = normal(4, 5, 6)
 
@@ -158,12 +191,14 @@ def test_what_lies_apart_is_seen() -> None:
     assert not slabs.lie_apart(np.broadcast_to(x[:, :, :1], x.shape).transpose(0, 2, 1), 1)
 
 
-def test_logsumexp_of_low_rows_keeps_no_copy() -> None:
+def test_logsumexp_of_low_rows_and_moments_keep_no_copy() -> None:
     x = normal(2000, 1500, dtype="float32") - np.float32(900)
 
     cupynorm.logsumexp(x, axis=0)
+    cupynorm.moments(x, axis=0)
     tracemalloc.start()
     y = cupynorm.logsumexp(x, axis=0)
+    cupynorm.moments(x, axis=0)
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
 
