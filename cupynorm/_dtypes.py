@@ -11,6 +11,7 @@ from cupynorm._options import shown
 from cupynorm._values import NamedTuple
 
 Dtype = np.dtype[Any]
+FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 LEAST_NORMAL = 2.0**-126  # of float32 and bfloat16: a device takes for 0 what is less, read or computed
 
 
@@ -25,8 +26,8 @@ class ElementType(NamedTuple):
 def _types() -> dict[str, ElementType]:
     types = {
         "float16": ElementType(np.dtype(np.float16), "cupynorm::half"),
-        "float32": ElementType(np.dtype(np.float32), "float"),
-        "float64": ElementType(np.dtype(np.float64), "double"),
+        "float32": ElementType(FLOAT32, "float"),
+        "float64": ElementType(FLOAT64, "double"),
     }
     try:
         import ml_dtypes  # noqa: PLC0415  optional: only bfloat16 needs it

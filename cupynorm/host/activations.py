@@ -12,10 +12,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupynorm._dtypes import FLOAT32, FLOAT64
 from cupynorm.host import elementwise_gradients, reference
 from cupynorm.host.blocks import each_block
 from cupynorm.host.conversions import FEW
-from cupynorm.host.ops import FLOAT32, FLOAT64, type_of_arithmetic
+from cupynorm.host.ops import type_of_arithmetic
 from cupynorm.host.reference import ACTIVATIONS
 from cupynorm.host.row_sums import row_sums
 from cupynorm.host.rows import Rows, columns_of

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from cupynorm._dtypes import compute_dtype
+from cupynorm._dtypes import FLOAT32, FLOAT64, compute_dtype
 from cupynorm.host import compiled
 from cupynorm.host.blocks import each_block
 from cupynorm.host.reference import ALONE
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-FLOAT32, FLOAT64 = np.dtype(np.float32), np.dtype(np.float64)
 # Sums of exponentials without a pivot between which no digit is lost: neither have the largest ones been flushed to
 # 0, nor has the sum, or the largest one's square, overflowed.
 LEAST_SUM, MOST_SUM = 0.1, 1e18

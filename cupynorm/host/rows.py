@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupynorm._dtypes import FLOAT64
 from cupynorm.host import reference
 from cupynorm.host.conversions import FEW, narrow, round_quantized, widen
 from cupynorm.host.reference import LARGEST, _tiles
@@ -255,7 +256,7 @@ class Rows:
 
     def exact_sum(self) -> Array:
         """Return the sum of each row, in which float32 values are added up in float64."""
-        wide = self.space.other("wide", np.dtype(np.float64))
+        wide = self.space.other("wide", FLOAT64)
         parts = []
         for _, values in self.each():
             together = max(1, EXACT // values.shape[1])

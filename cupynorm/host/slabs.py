@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupynorm._dtypes import FLOAT64
 from cupynorm.host.conversions import FEW, narrow, widen
 from cupynorm.host.row_sums import joined
 from cupynorm.host.rows import EXACT, WIDE, Rows, _cut, _whole, rows_of
@@ -34,7 +35,6 @@ COLUMNS = (
 )  # pieces have a multiple of so many, so that the order of summation follows from the columns alone
 WIDER = 4  # caches that a piece takes: long steps along memory win more than a cache does (docs/notes/060)
 FEW_ROWS = 256  # of a block that has no place in the result: 1 KiB of float32 is read at a time
-FLOAT64 = np.dtype(np.float64)
 MOST_ELEMENTS = 1 << 22  # of such a block, whose memory is kept
 RUN = 1 << 13  # bytes to which an operand of rows is repeated: runs cost, but longer ones leave the L1 cache
 RESHAPES_VIEWS = np.lib.NumpyVersion(np.__version__) >= "2.1.0"  # whether reshape() takes copy=False

@@ -12,13 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupynorm._dtypes import FLOAT32, FLOAT64
 from cupynorm._values import NamedTuple
 from cupynorm.host import compiled
 from cupynorm.host.blocks import each_block
 from cupynorm.host.keeping import ALL, Keeping, KeptRows, each_kept, refuse_nan, rounded_towards
 from cupynorm.host.ops import (
-    FLOAT32,
-    FLOAT64,
     LEAST_SQUARES,
     MOST_SQUARES,
     _centre,

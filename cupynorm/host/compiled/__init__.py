@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from cupynorm._dtypes import FLOAT32, FLOAT64
 from cupynorm._install import pip_install
 from cupynorm._values import NamedTuple
 from cupynorm.host import threads as threading
@@ -21,7 +22,7 @@ if TYPE_CHECKING:
 
 Array = np.ndarray[Any, Any]
 
-TYPES = {np.dtype(np.float32), np.dtype(np.float64)}
+TYPES = {FLOAT32, FLOAT64}
 MIN_PER_THREAD = 1 << 17  # elements: a tenth of a millisecond of work, twice what it takes to wake a thread
 PARTS = 4  # of each thread's share, so that one that is late leaves some to the others
 MIN_PER_PART = 1 << 18  # elements

@@ -30,7 +30,6 @@ if TYPE_CHECKING:
 
 MORE_IF_SPILLED = 2  # plans that are compiled because the first one spills
 SHIFTED = 2  # neighbouring rows of a thread that are aligned together in its columns only
-PACKED_BYTES = 2  # of elements that wait two in a register
 WEIGHTED = "in steps, weighted sums"
 FOR_CLUSTERS = "pairs as loaded, in place of clusters"
 FOR_CLUSTERS_GAMMA = "pairs as loaded and more operands, in place of clusters"
@@ -87,7 +86,7 @@ def most_numbers(problem: Problem) -> int:
     """
     if problem.column_sums:
         return MAX_PACKED_ACROSS
-    packed = (problem.waits_as_loaded or problem.holds_operands) and problem.load_bytes == PACKED_BYTES
+    packed = (problem.waits_as_loaded or problem.holds_operands) and problem.load_bytes == HALF_BYTES
     return MAX_PACKED_ACROSS if packed else MAX_NUMBERS_ACROSS
 
 
