@@ -243,7 +243,6 @@ def with_arrays(
     Such an array has x's dtype if that holds the number exactly, else the dtype of arithmetic; float64 if not even that
     holds it. others: the dtypes that decide that of arithmetic beside x's; None is none.
     """
-    arithmetic = compute_dtype(x.dtype, *(each for each in others if each is not None))
     found = dict(columns)
     for name, given in columns.items():
         if not is_number(given):
@@ -255,6 +254,7 @@ def with_arrays(
         if device < 0:
             found[name] = np.array(value)
             continue
+        arithmetic = compute_dtype(x.dtype, *(each for each in others if each is not None))
         with np.errstate(over="ignore"):
             for dtype in (result_dtype(x.dtype), arithmetic):
                 held = float(dtype.type(value))

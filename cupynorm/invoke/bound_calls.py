@@ -18,7 +18,7 @@ from cupynorm.call.view import ROOM
 from cupynorm.runtime import devices
 
 if TYPE_CHECKING:
-    from collections.abc import Iterator, Mapping, Sequence
+    from collections.abc import Iterable, Iterator, Mapping, Sequence
 
     from cupynorm.call.view import View
     from cupynorm.lower.mirrors import Struct
@@ -37,6 +37,19 @@ PART = 512  # bytes, as CuPy's pool hands them out: each array of an allocation 
 # Bytes up to which a call's results share one allocation, which takes longer than all else of an array. Whoever keeps
 # one of them keeps the memory of the others.
 SMALL = 1 << 16
+
+
+class Made(NamedTuple):
+    """How a call allocates one of its results.
+
+    shape: in C order, as it lies in memory. axes: how they are moved then; None for not at all. at: where it begins in
+    the memory that small results share; None for memory of its own.
+    """
+
+    shape: tuple[int, ...]
+    code: Any  # of the dtype, as code_of() gives it
+    axes: tuple[int, ...] | None
+    at: int | None
 
 
 class Launch(NamedTuple):
@@ -135,11 +148,9 @@ class BoundCall:
         tuple[array.array[int], devices.Launches, tuple[tuple[Any, int], ...]], ...
     ]  # of the kernels
     device: int
-    # of what it makes: shapes and dtypes in C order, the axes of an array that has another, and where it begins in
-    # memory that small ones share; None for memory of its own
-    allocated: tuple[tuple[tuple[int, ...], Any, tuple[int, ...] | None, int | None], ...]
-    shared: int  # bytes of the memory that small ones share
-    room: tuple[int, ...]  # the shape of its workspace, in bytes
+    allocated: tuple[Made, ...]
+    shared: int  # bytes of the memory that small results share
+    room: int  # bytes of its workspace
     parts: tuple[int, ...]  # where its arrays begin in it
     windows: tuple[tuple[int, int, int, int, int], ...]
     holds: Any
@@ -198,8 +209,7 @@ def bound_call(device: int, arrays: Arrays, launches: Sequence[Launch]) -> Bound
             for at, source in kernel.argument_words:
                 if sources[source] == ROOM:
                     kernel.words[at] = first_room.data.ptr
-    sizes = (-(-each.nbytes // PART) * PART for each in arrays.workspace.values())
-    *parts, room = itertools.accumulate(sizes, initial=0)
+    parts, room = places_of(each.nbytes for each in arrays.workspace.values())
     allocated, shared = allocations((*arrays.made.values(),))
     return BoundCall(
         kernels=kernels,
@@ -207,38 +217,37 @@ def bound_call(device: int, arrays: Arrays, launches: Sequence[Launch]) -> Bound
         device=device,
         allocated=allocated,
         shared=shared,
-        room=(room,),
-        parts=tuple(parts),
+        room=room,
+        parts=parts,
         windows=tuple(windows),
         holds=arrays.holds,
         first_room=first_room,
     )
 
 
-def allocations(
-    made: Sequence[Any],
-) -> tuple[tuple[tuple[tuple[int, ...], Any, tuple[int, ...] | None, int | None], ...], int]:
-    """Return how a call allocates such results, as BoundCall has it, and the bytes that small ones share."""
-    sizes = [each.nbytes if 0 < each.nbytes <= SMALL else None for each in made]
-    if len(sizes) - sizes.count(None) < 2:  # noqa: PLR2004  one shares with none
-        return tuple((*allocation(each), None) for each in made), 0
-    found, shared = [], 0
-    for each, size in zip(made, sizes, strict=True):
-        found.append((*allocation(each), None if size is None else shared))
-        shared += -(-(size or 0) // PART) * PART
-    return tuple(found), shared
+def places_of(sizes: Iterable[int]) -> tuple[tuple[int, ...], int]:
+    """Return where arrays of so many bytes begin in memory that they share, and the bytes of all that memory."""
+    *starts, end = itertools.accumulate((-(-size // PART) * PART for size in sizes), initial=0)
+    return tuple(starts), end
 
 
-def allocation(made: Any) -> tuple[tuple[int, ...], Any, tuple[int, ...] | None]:
-    """Return shape and dtype of what a call has made as it lies in memory, and how its axes are moved then."""
+def allocations(made: Sequence[Any]) -> tuple[tuple[Made, ...], int]:
+    """Return how a call allocates results like these, and the bytes that the small ones share."""
+    sizes = [each.nbytes if each.nbytes <= SMALL else 0 for each in made]
+    if sum(size > 0 for size in sizes) == 1:  # it has nothing to share with
+        sizes = [0] * len(sizes)
+    starts, shared = places_of(sizes)
+    each_one = zip(made, sizes, starts, strict=True)
+    return tuple(allocation(each, start if size else None) for each, size, start in each_one), shared
+
+
+def allocation(made: Any, at: int | None) -> Made:
+    """Return how a call allocates a result like this one, which begins at byte `at` of shared memory."""
     order = memory_order(made)
     shape = tuple(made.shape[axis] for axis in order)
     moved = order != tuple(range(len(order)))
-    return (
-        shape,
-        code_of(made.dtype),
-        tuple(order.index(axis) for axis in range(len(order))) if moved else None,
-    )
+    axes = tuple(order.index(axis) for axis in range(len(order))) if moved else None
+    return Made(shape, code_of(made.dtype), axes, at)
 
 
 def code_of(dtype: Dtype) -> Any:
@@ -375,7 +384,7 @@ class Calls:
             made.append(each if axes is None else each.transpose(axes))
             sources.append(pointer)
         if call.parts:
-            room = self.allocate(*call.room)
+            room = self.allocate(call.room)
             pointer = room.ptr
             if pointer & ALIGNMENT:
                 return key, None

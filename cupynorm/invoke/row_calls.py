@@ -151,9 +151,9 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
                     sources.append(pointer)
                     fits = fits and not pointer & ALIGNMENT
                     results += (each,)
-            if call.room:
-                room = kind(call.room, "B")
-                pointer = room.data.ptr
+            if call.room is not None:
+                room = calls.allocate(call.room)
+                pointer = room.ptr
                 sources.append(pointer)
                 fits = fits and not pointer & ALIGNMENT
         if fits:

@@ -26,7 +26,7 @@ class Shortcut:
     all. two_words: the same, one after the other, where there are up to two beside those of x and y; else none.
     windows: as in BoundCall. columns_near: outputs, as sources, with two addresses each; an output strictly between
     these may share memory with gamma or beta. y_shape, y_code: shape and dtype of the first result, where the call
-    allocates it. made: those of the others. room: the shape of its workspace, in bytes, if it has one.
+    allocates it. made: those of the others. room: the bytes of its workspace, if it has one.
     """
 
     axis: int | tuple[int, ...] | None
@@ -52,7 +52,7 @@ class Shortcut:
     y_shape: tuple[int, ...]
     y_code: Any
     made: tuple[tuple[tuple[int, ...], Any], ...]
-    room: tuple[int, ...]
+    room: int | None
     holds: tuple[Any, ...]  # what must stay alive: the kernel, and what the bound call holds
 
 
@@ -114,11 +114,7 @@ class Given(NamedTuple):
         Then only every so often, for what is made for many calls after all.
         """
         last, known = bound.shortcut, bound_calls.thread.calls.shortcuts
-        if (
-            self.key is None
-            or len(bound.parts) > 1
-            or any(axes is not None for _, _, axes, _ in bound.allocated)
-        ):
+        if self.key is None or len(bound.parts) > 1 or any(made.axes is not None for made in bound.allocated):
             return
         if last is not None and (
             self.key in known
@@ -170,10 +166,10 @@ def shortcut_to(bound: BoundCall, given: Given) -> Shortcut:
         columns_near=tuple(
             (each[0], address[each[1]] + each[2], address[each[1]] + each[3]) for each in near
         ),
-        y_shape=bound.allocated[0][0] if own else (),
-        y_code=bound.allocated[0][1] if own else None,
-        made=tuple((shape, code) for shape, code, *_ in bound.allocated[own:]),
-        room=bound.room if bound.parts else (),
+        y_shape=bound.allocated[0].shape if own else (),
+        y_code=bound.allocated[0].code if own else None,
+        made=tuple((made.shape, made.code) for made in bound.allocated[own:]),
+        room=bound.room if bound.parts else None,
         holds=(kernel.kernel, bound.holds),
     )
 

@@ -272,7 +272,7 @@ def test_small_results_are_one_allocation_and_a_workspace_is_one(
 
     (bound,) = bound_calls.thread.calls.bound.values()
     assert len(bound.parts) == 4  # mean and rstd, and sums for gamma and beta
-    assert [given[0] for given in made] == [(2 * bound_calls.PART,), (ROWS, COLS), bound.room]
+    assert [given[0] for given in made] == [(2 * bound_calls.PART,), (ROWS, COLS), (bound.room,)]
     assert dbeta.data.ptr - dgamma.data.ptr == bound_calls.PART
     for ours, first in zip(found, expected, strict=True):
         assert np.array_equal(cupy.asnumpy(ours), cupy.asnumpy(first))
