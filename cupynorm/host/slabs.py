@@ -30,9 +30,8 @@ Array = np.ndarray[Any, Any]
 # float64. With several columns side by side, steps are long where rows are few.
 EACH = 8
 CHAIN = 16  # each of its sums is written and read once more (docs/notes/060)
-COLUMNS = (
-    CHAIN * EACH
-)  # pieces have a multiple of so many, so that the order of summation follows from the columns alone
+# Pieces have a multiple of so many columns, so that the order of summation follows from the columns alone.
+COLUMNS = CHAIN * EACH
 WIDER = 4  # caches that a piece takes: long steps along memory win more than a cache does (docs/notes/060)
 FEW_ROWS = 256  # of a block that has no place in the result: 1 KiB of float32 is read at a time
 MOST_ELEMENTS = 1 << 22  # of such a block, whose memory is kept

@@ -89,7 +89,8 @@ struct Normalize : OfKept<Normalize<T, kCounts, kOrder>, T, kCounts, (kCounts < 
     return {by, none ? T(1) : finite ? size : T(0), factor, kOrder == kLargest ? row.unit : unit * size};
   }
 
-  // What has weight 0 may be of any size, also infinitely larger than the norm: then there is nothing to make exact.
+  // An element of weight 0 may be so much larger than the norm that the quotient overflows: it is infinite, or nan, and
+  // has no digits that quotient_of could make exact.
   static T map(Element e, Row row) {
     const T x = Keep::value(e) * row.inverse;
     if (kCounts == kWeightsCount && !(magnitude(x * row.factor) < infinity<T>())) return x * row.factor;

@@ -1,7 +1,7 @@
-// What a thread finds of its rows that lie apart in a further round over their elements, and in a step of a search
-// (rounds.cuh). x: their elements, which are all of them where they wait as numbers. each_kept(add) calls
-// add(v, x, from) for each part of what the thread has of row v, from its element `from` on, with padding in place of
-// what a mask drops.
+// Statistics of a thread's rows that lie apart, in a further round over their elements and in a step of a search
+// (rounds.cuh). x: the elements, all of them where they wait as numbers. each_kept(add) calls add(v, x, from) for each
+// part of the thread's elements of row v, from its element `from` on, with padding in place of elements that a mask
+// drops.
 #pragma once
 #include <row/across_choices.cuh>
 #include <row/rounds.cuh>

@@ -9,7 +9,7 @@ extern __shared__ __align__(16) unsigned char shared_memory[];
 
 namespace cupynorm {
 
-// Where a thread's vector p of a row waits, with those of its neighbours.
+// The place in shared memory of the thread's vector p of a row; vectors of neighbouring threads lie beside it.
 template <class Load, class Store, class Shape>
 inline unsigned char* row_place(int stage, int p) {
   constexpr int kBytes = Load::template kRowBytes<Shape::kVector> + Store::template kRowBytes<Shape::kVector>;

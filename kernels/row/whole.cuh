@@ -8,8 +8,8 @@
 
 namespace cupynorm {
 
-// Where blocks of the grid go through tiles, an element of the next tile, and its operand, is loaded to the place of
-// each element as soon as the result of that one is stored. All threads must call, with the mbarriers that reduce_apart
+// Blocks of the grid go through tiles: as soon as an element's result is stored, an element of the next tile, and its
+// operand, is loaded in its place. All threads must call, with the mbarriers that reduce_apart
 // takes, and shared memory that the planner counts (cupynorm/plan/variants/across.py). Returns whether there is a next
 // tile.
 template <class AnyOp, class Load, class Store, class Shape>

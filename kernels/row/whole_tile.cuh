@@ -21,7 +21,7 @@ template <class AnyOp, class Load, class Store, class Shape>
 struct WholeRows {
   static constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kLanes = Shape::kLanes,
       kDown = Shape::kDown, kRound = kElements * kDown, kSure = Shape::kSure;
-  // What waits packed is computed kPart elements at a time: fewer where more is asked of each, and registers are few.
+  // Packed elements are computed kPart at a time: fewer where an element takes more steps, and so more registers.
   static constexpr bool kHoldsOperands = hold_operands<AnyOp, Load, Shape>(),
       kPacked = wait_packed<AnyOp, Load, Shape>() || kHoldsOperands;
   static constexpr int kAtATime = Load::kDrops || AnyOp::kAddsUp || kHoldsOperands ? 16 : 32,
@@ -97,7 +97,7 @@ struct WholeRows {
 #pragma unroll
     for (int v = 0; v < kVector; ++v) sources[v] = a.load.at(own.or_first(v, a.rows)), sources[v].begin_at(first);
   }
-  // What a mask keeps an interval of: columns from the first on, of any of the rows.
+  // The columns, counted from the first, that the mask's interval keeps of at least one of the rows.
   static Bounds<int> interval_of(const Sources& sources) {
     Bounds<int> all = sources[0].interval();
 #pragma unroll
