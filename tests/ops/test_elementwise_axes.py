@@ -243,4 +243,4 @@ def test_sums_along_an_axis_that_no_piece_divides_take_little_room(
     for ours, host in zip(found, expected, strict=True):
         np.testing.assert_allclose(gpu.asnumpy(ours), host, rtol=2e-3, atol=2e-2)
     (bound,) = bound_calls.thread.calls.bound.values()
-    assert bound.room[0] <= 3 * MOST_IN_PIECE * bias.size * np.float32().nbytes
+    assert bound.room <= 3 * MOST_IN_PIECE * bias.size * np.float32().nbytes
