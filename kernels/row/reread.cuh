@@ -1,92 +1,18 @@
 // split, where something is fused: all blocks of the grid share each row. A row is read once for its statistics, with
 // all that it is computed from, and once more for its results; with a scale for each row, once more in between.
 //
-// Blocks tell one another what they found by messages that lie where their first results will be. What was there before
-// (x itself or an operand, where the call may write in place) is kept in shared memory while the messages are there,
-// and put back when all blocks have read them. Where results do not lie next to one another, messages have room of
-// their own; where nothing is stored, too, and a row is read once; and where rows are few and long. Groups of blocks
-// then have rows of their own, so that some work while others meet (docs/notes/084).
+// Blocks tell one another what they found by messages that lie where their first results will be (reread_meeting.cuh).
+// Where results do not lie next to one another, messages have room of their own; where nothing is stored, too, and a
+// row is read once; and where rows are few and long. Groups of blocks then have rows of their own, so that some work
+// while others meet (docs/notes/084).
 #pragma once
-#include <base/mailbox.cuh>
 #include <base/pdl.cuh>
 #include <io/affine.cuh>
 #include <row/meeting.cuh>
+#include <row/reread_meeting.cuh>
+#include <row/reread_parts.cuh>
 
 namespace cupynorm {
-
-// A thread reduces kVectors vectors of kVector elements at a time. kUnaligned: as in Registers, but never 2. The
-// gridDim.y blocks of a group share a row, kBlock threads each, registers few enough for kMinBlocks on a
-// multiprocessor. The launch is cooperative, of gridDim.x groups: of one where messages lie among results.
-template <int Vector_, int Vectors, int UnalignedMode, int Block, int MinBlocks>
-struct Reread {
-  static constexpr int kVector = Vector_, kVectors = Vectors, kUnaligned = UnalignedMode, kBlock = Block,
-      kMinBlocks = MinBlocks;
-  static_assert(UnalignedMode < 2, "what is computed from several arrays lies in vectors as y does");
-  static_assert(Block >= 128 && (Block & (Block - 1)) == 0,
-      "a block has a vector for each thread, whose results leave room for a message");
-};
-
-// Which part of a row a block has: `held` vectors from column `base` on, and, of the elements that are in no vector,
-// `heads` from column 0 on and `tails` from column `tail` on.
-struct RereadPart {
-  int64 base, held, tail;
-  int heads, tails;
-};
-
-// Parts begin at multiples of 128 bytes from the first vector on, and the last part has what is left.
-template <class Load, class Shape>
-struct RereadCut {
-  static constexpr int kVector = Shape::kVector, kVectorBytes = kVector * int(sizeof(typename Load::Type)),
-      kUnit = kVectorBytes < 128 ? 128 / kVectorBytes : 1;
-  int64 cols, head, vectors;
-  Shares units;
-  int parts;
-
-  template <class RowPointer>
-  static RereadCut of(const RowPointer& to, int64 cols, int parts) {
-    int64 head = 0;
-    if constexpr (Shape::kUnaligned > 0) head = to.template head<kVector>();
-    head = head < cols ? head : cols;
-    const int64 vectors = (cols - head) / kVector;
-    return {cols, head, vectors, Shares::of(vectors / kUnit, parts), parts};
-  }
-  int64 begin(int part) const { return part == parts ? vectors : units.begin(part) * kUnit; }
-  int64 first(int part) const { return head + begin(part) * kVector; }  // column
-  RereadPart part(int part) const {
-    const int64 tail = first(parts);
-    return {first(part), begin(part + 1) - begin(part), tail, part == 0 ? int(head) : 0,
-        part == parts - 1 ? int(cols - tail) : 0};
-  }
-};
-
-// 16 bytes of a mailbox, whatever they mean.
-using MailboxPiece = Vector<unsigned, 4>;
-// How many pieces a message has room for.
-template <class Op>
-constexpr int kPiecesOf = Mailbox<Op>::kWords / 2 > 4 ? Mailbox<Op>::kWords / 2 : 4;
-
-// As mailbox_at, in arithmetic by which the compiler still knows that it is global memory.
-inline MailboxWord* mailbox_from(void* place) {
-  return reinterpret_cast<MailboxWord*>(
-      static_cast<unsigned char*>(place) + (-reinterpret_cast<unsigned long long>(place) & 15));
-}
-
-// Leaves a message to all blocks, and keeps what was in its place before.
-template <class Op>
-inline void leave_mailbox(MailboxPiece (&before)[kPiecesOf<Op>], MailboxWord* place, const Slot<Op>& slot) {
-  constexpr int kPieces = Mailbox<Op>::kWords / 2;
-#pragma unroll
-  for (int i = 0; i < kPieces; ++i)
-    before[i] = load_vector<unsigned, 4>(reinterpret_cast<const unsigned*>(place + 2 * i));
-  send_mailbox<Op>(place, slot);
-}
-// Puts it back.
-template <class Op>
-inline void take_mailbox_back(const MailboxPiece (&before)[kPiecesOf<Op>], MailboxWord* place) {
-#pragma unroll
-  for (int i = 0; i < Mailbox<Op>::kWords / 2; ++i)
-    store_vector<true>(reinterpret_cast<unsigned*>(place + 2 * i), before[i]);
-}
 
 template <class Op, class Load, class Store, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
@@ -246,50 +172,30 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       if (lane == 0) wholes[r] = whole;
       if (lane == 0 && part == 0) a.op.save(row_at(base, r), whole);
     };
+    auto cut_at = [&](auto r) { return cut_of(base + r); };
+    auto place_at = [&](auto r, const Cut& cut, int part) { return mailbox(base + r, cut, part); };
+    auto state_again = [&](int r, const Cut& cut, int other, Slot<Op>& theirs, Compute pivot) {
+      State all = Op::identity(), some = Op::identity();
+      int there = 0;
+      all_again(base + r, cut, other, [&](const auto& from, int64 col, int left) {
+        Element x[kFew];
+#pragma unroll
+        for (int i = 0; i < kFew; ++i) {
+          x[i] = Op::padding();
+          if (i < left) from.template unpack<1>(from.template load<1>(col + i), x + i, col + i, Op::padding());
+        }
+        some = Op::template merge<false>(some, Op::summarize(x, Predicate<0>{left, false}, pivot));
+        if (++there % (kMany / kFew) == 0) all = Op::template merge<false>(all, some), some = Op::identity();
+      });
+      theirs = {Op::template merge<false>(all, some), pivot};
+      // x has not been overwritten: where it is `out`, await_mailbox has stopped the kernel
+      if constexpr (Op::kOwnNumber) theirs.state = Op::with_own(theirs.state, a.load.at(base + r).own_number());
+    };
     if constexpr (kInRoom) {
       meet_in_room<Op, kMost, kWarps>(meeting, count, own, give);
     } else {
-#pragma unroll 1
-      for (int r = warp; r < count; r += kWarps) {
-        const Slot<Op> slot = own(r);
-        if (lane == 0) leave_mailbox<Op>(before[r], mailbox(base + r, cut_of(base + r), part), slot);
-      }
-      grid_wait(grid_arrive());
-#pragma unroll 1
-      for (int r = warp; r < count; r += kWarps) {
-        const Cut cut = cut_of(base + r);
-        const Compute pivot = slots[r][0].pivot;
-        State sum = Op::identity();
-#pragma unroll 1
-        for (int other = lane; other < parts; other += kWarp) {
-          Slot<Op> theirs;
-          // the barrier has made all of them visible: one look is enough
-          if (!await_mailbox<Op, 1>(mailbox(base + r, cut, other), theirs)) {
-            State all = Op::identity(), some = Op::identity();
-            int there = 0;
-            all_again(base + r, cut, other, [&](const auto& from, int64 col, int left) {
-              Element x[kFew];
-#pragma unroll
-              for (int i = 0; i < kFew; ++i) {
-                x[i] = Op::padding();
-                if (i < left) from.template unpack<1>(from.template load<1>(col + i), x + i, col + i, Op::padding());
-              }
-              some = Op::template merge<false>(some, Op::summarize(x, Predicate<0>{left, false}, pivot));
-              if (++there % (kMany / kFew) == 0) all = Op::template merge<false>(all, some), some = Op::identity();
-            });
-            theirs = {Op::template merge<false>(all, some), pivot};
-            // x has not been overwritten: where it is `out`, await_mailbox has stopped the kernel
-            if constexpr (Op::kOwnNumber) theirs.state = Op::with_own(theirs.state, a.load.at(base + r).own_number());
-          }
-          sum = Op::template merge<false>(sum, Op::rebase(theirs.state, theirs.pivot, pivot));
-        }
-        give(r, {reduce_lanes<Op, false, kWarp, true>(sum), pivot});
-      }
-      grid_wait(grid_arrive());  // all messages are read
-      if (int(threadIdx.x) < count)
-        take_mailbox_back<Op>(before[threadIdx.x],
-            mailbox(base + threadIdx.x, cut_of(base + threadIdx.x), part));
-      __syncthreads();
+      meet_among_results<Op, kMost, kWarps>(before, count, part, parts, own,
+          [&](int r) { return slots[r][0].pivot; }, cut_at, place_at, state_again, give);
     }
 
     if constexpr (Store::kScales) {
@@ -327,42 +233,22 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
         if (lane == 0) largest[r] = all.state.max;
         if (lane == 0 && part == 0) a.store.save(row_at(base, r), a.store.scale_of(all.state.max));
       };
+      auto largest_again = [&](int r, const Cut& cut, int other, Slot<Largest>& theirs, Compute) {
+        theirs = {Largest::identity(), 0};
+        all_again(base + r, cut, other, [&](const auto& from, int64 col, int left) {
+#pragma unroll 1
+          for (int i = 0; i < left; ++i) {
+            Compute z[1];
+            finish(from, from.template load<1>(col + i), a.store.template columns<1>(col + i), col + i, r, z);
+            theirs.state = Largest::template merge<false>(theirs.state, Largest::of(z));
+          }
+        });
+      };
       if constexpr (kInRoom) {
         meet_in_room<Largest, kMost, kWarps>(meeting, count, own_largest, give_largest);
       } else {
-#pragma unroll 1
-        for (int r = warp; r < count; r += kWarps) {
-          const Slot<Largest> slot = own_largest(r);
-          if (lane == 0) leave_mailbox<Largest>(before[r], mailbox(base + r, cut_of(base + r), part), slot);
-        }
-        grid_wait(grid_arrive());
-#pragma unroll 1
-        for (int r = warp; r < count; r += kWarps) {
-          const Cut cut = cut_of(base + r);
-          typename Largest::State most = Largest::identity();
-#pragma unroll 1
-          for (int other = lane; other < parts; other += kWarp) {
-            Slot<Largest> theirs;
-            if (!await_mailbox<Largest, 1>(mailbox(base + r, cut, other), theirs)) {
-              theirs = {Largest::identity(), 0};
-              all_again(base + r, cut, other, [&](const auto& from, int64 col, int left) {
-#pragma unroll 1
-                for (int i = 0; i < left; ++i) {
-                  Compute z[1];
-                  finish(from, from.template load<1>(col + i), a.store.template columns<1>(col + i), col + i, r, z);
-                  theirs.state = Largest::template merge<false>(theirs.state, Largest::of(z));
-                }
-              });
-            }
-            most = Largest::template merge<false>(most, theirs.state);
-          }
-          give_largest(r, {reduce_lanes<Largest, false, kWarp, true>(most), 0});
-        }
-        grid_wait(grid_arrive());
-        if (int(threadIdx.x) < count)
-          take_mailbox_back<Largest>(before[threadIdx.x],
-              mailbox(base + threadIdx.x, cut_of(base + threadIdx.x), part));
-        __syncthreads();
+        meet_among_results<Largest, kMost, kWarps>(before, count, part, parts, own_largest,
+            [](int) { return Compute(0); }, cut_at, place_at, largest_again, give_largest);
       }
       // the last first, and backwards: what was read last L2 still has
 #pragma unroll 1
