@@ -234,16 +234,14 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
     const T freedom = s.count - ddof;
     return freedom > 0 ? s.m2 * reciprocal(freedom) : not_a_number<T>();
   }
-  // nan if nothing counts, and wherever an infinity does
-  static T mean_of(const State& s) {
-    const T mean = s.origin + s.mean;
-    return s.count != 0 && magnitude(mean) < infinity<T>() ? mean : not_a_number<T>();
+  // 0, or nan if nothing counts, and wherever an infinity or nan does: an infinity less itself is nan, without a branch.
+  static T undefined(const State& s) {
+    const T mean = s.count == 0 ? not_a_number<T>() : s.origin + s.mean;
+    return mean - mean;
   }
-  // As a lone infinity less itself is nan, it has no deviation where nan does not count: 0 would be its variance.
-  static T variance_of(const State& s, T ddof) {
-    const T mean = mean_of(s);
-    return variance(s, ddof) + (mean - mean);  // which is 0 or nan, without a branch
-  }
+  static T mean_of(const State& s) { return s.origin + s.mean + undefined(s); }
+  // A lone infinity has no deviation where nan does not count: 0 would be its variance.
+  static T variance_of(const State& s, T ddof) { return variance(s, ddof) + undefined(s); }
 };
 
 template <typename T, int kCounts>

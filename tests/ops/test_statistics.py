@@ -221,6 +221,19 @@ def test_a_row_with_an_infinity_has_no_moments(kind: str, simulated: Any) -> Non
             assert np.isnan(cupy.asnumpy(each)).all(), each
 
 
+@pytest.mark.parametrize("ddof", [0, -1])
+def test_a_row_of_which_nothing_counts_has_no_moments(ddof: float, simulated: Any) -> None:
+    rows = np.array([[np.nan] * 4, [1, np.nan, 3, np.nan]], np.float32)
+    cupy = simulated.cupy
+
+    for place, axis in ((np.asarray, -1), (cupy.asarray, -1), (cupy.asarray, 0)):
+        x = place(rows if axis == -1 else rows.T.copy())
+        mean, variance = moments(x, axis, ddof=ddof, nan="omit")
+        _, again, std = standardize(x, axis, ddof=ddof, nan="omit", return_stats=True)
+        for found, wanted in ((mean, 2), (again, 2), (variance, 2 / (2 - ddof)), (std, (2 / (2 - ddof)) ** 0.5)):
+            np.testing.assert_allclose(cupy.asnumpy(found).ravel(), [np.nan, wanted], 1e-6)
+
+
 @pytest.mark.parametrize("cols", [12, 130])
 def test_elements_of_weight_0_keep_their_digits(cols: int, simulated: Any) -> None:
     """Also where a thread has no other ones."""
