@@ -136,17 +136,6 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
           : multiply_add(weight, Keep::value(x[i]), sum[i % kAccumulators]);
     }
     const T count = sum_of(counts), mean = count == 0 ? T(0) : sum_of(sum) * reciprocal(count);
-    if constexpr (!kHigher && kCounts == kWeightsCount) {
-      if (count == 0) {  // z-scores of what has weight 0 are from a mean that may be far larger than they
-#pragma unroll
-        for (int i = 0; i < N; ++i) {
-          const T size = magnitude(x[i].of[0]);
-          origin = size < infinity<T>() && size > magnitude(origin) ? x[i].of[0] : origin;
-        }
-#pragma unroll
-        for (int i = 0; i < N; ++i) Keep::subtract(x[i], origin);
-      }
-    }
 #pragma unroll
     for (int i = 0; i < N; ++i) {
       const T weight = Keep::template weight<N>(valid, i, x[i]), d = Keep::value(x[i]) - mean;
@@ -242,6 +231,20 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
   static T mean_of(const State& s) { return s.origin + s.mean + undefined(s); }
   // A lone infinity has no deviation where nan does not count: 0 would be its variance.
   static T variance_of(const State& s, T ddof) { return variance(s, ddof) + undefined(s); }
+
+  // The way of a thread's elements to their deviations from a row's mean. One of which nothing counts has left them as
+  // they are, and they may be far larger than their deviations: row.origin is taken away first there.
+  struct Way {
+    T origin, rest;
+  };
+  static Way way_of(const State& mine, const State& row) {
+    const bool left = kCounts == kWeightsCount && mine.count == 0;
+    return {left ? row.origin : T(0), left ? -row.mean : (mine.origin - row.origin) - row.mean};
+  }
+  static T deviation(Element e, Way way) {
+    const T x = Keep::value(e);
+    return (kCounts == kWeightsCount ? x - way.origin : x) + way.rest;
+  }
 };
 
 template <typename T, int kCounts>
@@ -250,7 +253,9 @@ struct Standardize : OfDeviations<Standardize<T, kCounts>, T, kCounts, false> {
   using typename Base::Element;
   using typename Base::State;
   struct Row {
-    T origin, away, mean, factor, whole, std;  // away: of the thread's own origin, from `origin`
+    T origin;
+    typename Base::Way way;  // of the thread's own elements
+    T mean, factor, whole, std;
   };
 
   T* mean;  // one per row, or null if nobody asked
@@ -261,11 +266,11 @@ struct Standardize : OfDeviations<Standardize<T, kCounts>, T, kCounts, false> {
   template <typename Cols>
   Row finish(State mine, State row, Cols, T) const {
     const T variance = Base::variance_of(row, ddof);
-    return {row.origin, (mine.origin - row.origin) - row.mean, row.mean, reciprocal_root(variance + eps),
-            Base::mean_of(row), root(variance)};
+    return {row.origin, Base::way_of(mine, row), row.mean, reciprocal_root(variance + eps), Base::mean_of(row),
+            root(variance)};
   }
 
-  static T map(Element e, Row row) { return (Base::Keep::value(e) + row.away) * row.factor; }
+  static T map(Element e, Row row) { return Base::deviation(e, row.way) * row.factor; }
   static T map_raw(Element e, Row row) {
     return multiply_add(Base::Keep::value(e) - row.origin, row.factor, -row.mean * row.factor);
   }
@@ -284,7 +289,9 @@ struct KeptLayerNorm : OfDeviations<KeptLayerNorm<T, kCounts>, T, kCounts, false
   using typename Base::Element;
   using typename Base::State;
   struct Row {
-    T origin, away, mean, rstd, whole;
+    T origin;
+    typename Base::Way way;
+    T mean, rstd, whole;
   };
 
   T* mean;  // one per row, or null if nobody asked
@@ -293,11 +300,11 @@ struct KeptLayerNorm : OfDeviations<KeptLayerNorm<T, kCounts>, T, kCounts, false
 
   template <typename Cols>
   Row finish(State mine, State row, Cols, T) const {
-    return {row.origin, (mine.origin - row.origin) - row.mean, row.mean,
-            reciprocal_root(Base::variance_of(row, 0) + eps), Base::mean_of(row)};
+    return {row.origin, Base::way_of(mine, row), row.mean, reciprocal_root(Base::variance_of(row, 0) + eps),
+            Base::mean_of(row)};
   }
 
-  static T map(Element e, Row row) { return (Base::Keep::value(e) + row.away) * row.rstd; }
+  static T map(Element e, Row row) { return Base::deviation(e, row.way) * row.rstd; }
   static T map_raw(Element e, Row row) {
     return multiply_add(Base::Keep::value(e) - row.origin, row.rstd, -row.mean * row.rstd);
   }
