@@ -298,6 +298,12 @@ SIDE_BY_SIDE = (
     65536,
 )  # rows that are neighbours in memory, whose elements lie apart, and columns of these
 SIDE_BY_SIDE_COLS = (1, 77, 100, 320, 1000, 5001, 50257, 300000)
+# Forms that are planned at these columns only: along the last axis and along others.
+FURTHER = (
+    *("softmax_backward", "cross_entropy/grad", "logsumexp"),
+    *("moments", "standardize", "standardize/where"),
+)
+NEIGHBOURS, TABLES = (64, 33), 128  # rows of a table that are neighbours along a middle axis, and tables
 LARGEST_BYTES = 2 << 30  # of x: a further result of a call is allocated, though not touched
 USUAL_COLS = (77, 100, 320, 768, 1000, 1600, 2560, 3000, 5001, 5120, 17408, 20480, 50257, 128256, 300000)
 RANDOM_COLS = 6
@@ -329,15 +335,24 @@ def _all_calls() -> Iterator[dict[str, Any]]:
         for (form, parameters), dtype in itertools.product(FORMS, DTYPES)
     ]
     for (form, dtype, given), width in itertools.product(dict.fromkeys(kinds), cols()):
-        size = {"float16": 2, "float32": 4, "float64": 8}[dtype]
-        most = max(1, LARGEST_BYTES // (width * size))
-        what = {"form": form, "dtype": dtype, "parameters": given, "cols": width}
-        for rows in dict.fromkeys(min(each, most) for each in ROWS):
-            yield {**what, "rows": rows}
-        for place in ({"offset": 1}, {"offset": 1, "apart": True}, {"gap": 1}, {"gap": 16 // size}):
-            yield {**what, "rows": min(4096, most), **place}
-        for rows in dict.fromkeys(min(each, most) for each in SIDE_BY_SIDE if width in SIDE_BY_SIDE_COLS):
+        yield from _calls_of({"form": form, "dtype": dtype, "parameters": given, "cols": width})
+    for form, dtype, width in itertools.product(FURTHER, DTYPES, SIDE_BY_SIDE_COLS):
+        yield from _calls_of({"form": form, "dtype": dtype, "parameters": dtype, "cols": width})
+
+
+def _calls_of(what: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Give calls of so many columns, of several numbers of rows that lie in several ways."""
+    width, size = what["cols"], {"float16": 2, "float32": 4, "float64": 8}[what["dtype"]]
+    most = max(1, LARGEST_BYTES // (width * size))
+    for rows in dict.fromkeys(min(each, most) for each in ROWS):
+        yield {**what, "rows": rows}
+    for place in ({"offset": 1}, {"offset": 1, "apart": True}, {"gap": 1}, {"gap": 16 // size}):
+        yield {**what, "rows": min(4096, most), **place}
+    if width in SIDE_BY_SIDE_COLS:
+        for rows in dict.fromkeys(min(each, most) for each in SIDE_BY_SIDE):
             yield {**what, "rows": rows, "transposed": True}
+        for each in NEIGHBOURS if width > 1 else ():
+            yield {**what, "rows": each * max(1, min(TABLES, most // each)), "neighbours": each}
 
 
 CALLS_AT_ONCE = 200

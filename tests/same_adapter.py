@@ -7,7 +7,7 @@ A commit from before this file is asked with the file of the tree that scripts/s
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -16,7 +16,7 @@ import numpy as np
 from cupynorm._dtypes import DTYPES, compute_dtype, cpp, dtype_of
 from cupynorm.bert import device_steps, few_tokens, packed_attention
 from cupynorm.call import asking
-from cupynorm.catalog import forms
+from cupynorm.catalog import axis_forms, forms
 from cupynorm.catalog.form import Form
 from cupynorm.lower import elementwise
 from cupynorm.lower.row import RowOp
@@ -42,7 +42,8 @@ class Call(NamedTuple):
     form: an entry of forms.FORMS. parameters: the dtype of gamma and beta, None where they are not given. offset: how
     many elements behind an aligned address x and the result begin. gap: elements between two rows of both.
     apart: the result is aligned and contiguous all the same. transposed: rows are neighbours in memory, element by
-    element, and the elements of a row lie as far apart as there are rows; offset and gap are 0.
+    element, and the elements of a row lie as far apart as there are rows; offset and gap are 0. neighbours: so many
+    rows are neighbours in memory, as along a middle axis; 0: none are.
     """
 
     form: str
@@ -54,6 +55,7 @@ class Call(NamedTuple):
     gap: int = 0
     apart: bool = False
     transposed: bool = False
+    neighbours: int = 0
 
 
 class Kernel(NamedTuple):
@@ -214,11 +216,14 @@ def _array(
     gap: int = 0,
     *,
     transposed: bool = False,
+    neighbours: bool = False,
 ) -> np.ndarray:
     """Return an array that must not be read; each number has addresses of its own, 16 TiB apart."""
     size = dtype.itemsize
     if transposed:
         return _array(number, shape[::-1], dtype).T
+    if neighbours and len(shape) > 2:  # of numbers for each row, rows lie where they are
+        return _array(number, (shape[0], shape[2], shape[1]), dtype).swapaxes(1, 2)
     strides = [size]
     for extent in reversed(shape[1:]):
         strides.append(extent * strides[-1] + (gap * size if len(strides) == 1 else 0))
@@ -231,10 +236,12 @@ def _lowered(call: Call) -> Any:
     """Return what a public function makes of a call before it chooses a plan."""
     form, dtype = forms.form(call.form), dtype_of(call.dtype)
     arrays: dict[str, Any] = {}
-    for number, (name, (shape, kind, holds)) in enumerate(form.given(call.rows, call.cols, dtype).items()):
+    order = {"transposed": call.transposed, "neighbours": bool(call.neighbours)}
+    for number, (name, given) in enumerate(form.given(call.rows, call.cols, dtype).items()):
+        shape, kind, holds = _of_neighbours(given.shape, call), given.dtype, given.holds
         if holds in {"lengths", "ragged"}:  # checked to be at most cols
             arrays[name] = np.full(shape, call.cols, kind)
-        elif holds == "labels" or (holds == "divisors" and len(shape) == 1):  # looked at as well
+        elif holds == "labels" or (holds == "divisors" and len(given.shape) == 1):  # looked at as well
             arrays[name] = np.full(shape, holds == "divisors", kind)
         elif name in {"gamma", "beta"}:
             parameters = call.parameters
@@ -242,17 +249,24 @@ def _lowered(call: Call) -> Any:
         elif holds == "result":
             if name == "y":
                 placed = {} if call.apart else {"offset": call.offset, "gap": call.gap}
-                of_y = _quantized(form, kind)
-                arrays[name] = _array(number, shape, of_y, **placed, transposed=call.transposed)
+                arrays[name] = _array(number, shape, _quantized(form, kind), **placed, **order)
         elif holds == "divisors":  # gigabytes that nobody looks at
-            arrays[name] = _array(number, shape, kind)
+            arrays[name] = _array(number, shape, kind, **order)
         elif name == "x" or len(shape) > 1:
             placed = {"offset": call.offset, "gap": call.gap if name == "x" else 0}
-            arrays[name] = _array(number, shape, kind, **placed, transposed=call.transposed)
+            arrays[name] = _array(number, shape, kind, **placed, **order)
         else:
             arrays[name] = _array(number, shape, kind)
     out = arrays.pop("y")
     return asking.spec_of(lambda: form.call(arrays, out=out))
+
+
+def _of_neighbours(shape: tuple[int, ...], call: Call) -> tuple[int, ...]:
+    """Return the shape of an array of rows, or of a number for each, with an axis for rows that are neighbours."""
+    shape = shape[1:] if call.neighbours and shape[:2] == (1, call.rows) else shape
+    if not call.neighbours or shape[0] != call.rows:
+        return shape
+    return (call.rows // call.neighbours, call.neighbours, *shape[1:])
 
 
 def _quantized(form: Form, kind: Any) -> Any:
@@ -266,15 +280,17 @@ def _quantized(form: Form, kind: Any) -> Any:
 def parts() -> tuple[str, ...]:
     """Return the names of what kernels() takes, so that several processes can share the work."""
     gate = tuple(f"gate {op.name}" for op in build_gate.OPS)
-    fused = tuple(f"gate fused {kind}" for kind in build_gate.FUSED)
-    return (*gate, *fused, "gate others", "sweep")
+    fused = tuple(f"gate fused {kind}" for kind in (*build_gate.FUSED, *BY_TURNS))
+    return (*gate, *fused, "gate others", "sweep", "axes")
 
 
 def kernels(part: str) -> Iterator[Kernel]:
-    """List the kernels of the build gate for sm_90, or those that the default sweep of the benchmark launches."""
+    """List the kernels of the build gate for sm_90, of the benchmark's calls, or of calls along other axes."""
     kind, _, name = part.partition(" ")
     if kind == "sweep":
-        yield from _of_sweep()
+        yield from _of_calls(kind, _sweep())
+    elif kind == "axes":
+        yield from _of_calls(kind, _along_other_axes())
     elif name == "others":
         yield from _of_elementwise_gate()
         yield from _of_encoder()
@@ -312,9 +328,14 @@ def _of_gate(op: RowOp) -> Iterator[Kernel]:
             yield from _of_instances(f"{what}, all registers", [each])
 
 
+# Kinds of the build gate of which each has one dtype, the next one another.
+BY_TURNS = {**build_gate.IN_RUNS, **build_gate.GRADIENTS}
+
+
 def _of_fused_gate(kind: str) -> Iterator[Kernel]:
-    for dtype in DTYPES:
-        if dtype != "bfloat16":
+    number = list(BY_TURNS).index(kind) if kind in BY_TURNS else None
+    for at, dtype in enumerate(("float16", "float32", "float64")):
+        if number is None or number % 3 == at:
             chosen = build_gate.fused_instances(kind, dtype, ARCH, build_gate.tightest)
             yield from _of_instances(f"fused {kind}", chosen)
 
@@ -388,13 +409,53 @@ def _without_namespaces(expression: str) -> str:
     return expression.replace("cupynorm::", "")
 
 
-def _of_sweep() -> Iterator[Kernel]:
-    """List what the benchmark's default points launch on the recorded H200, forms included."""
-    for point in bench_points.points(tuple(forms.FORMS), ()):
-        form = forms.form(point.op)
-        if form.missing:
+FEW_ROWS, FEW_COLS = 8, 1 << 20  # of forms, which the benchmark has no few long rows of
+# Along other axes: rows, columns and neighbours; with 0, all rows are neighbours, as along the first axis.
+BESIDE = (
+    (49152, 128, 64),
+    (49152, 1000, 64),
+    (49152, 4096, 0),
+    (4096, 16384, 64),
+    (33 * 512, 512, 33),
+    (30, 300000, 0),
+)
+UNALIGNED_SUMS = Call("bias_gelu_backward", "float16", "float16", 8192, 1023)
+
+
+def _sweep() -> Iterator[Call]:
+    """Give the benchmark's default points, and few long rows of each form."""
+    points = bench_points.points(tuple(forms.FORMS), ())
+    yield from (Call(each.op, each.dtype, each.dtype, each.rows, each.cols, each.offset) for each in points)
+    for number, form in enumerate(_row_forms()):
+        dtype = ("float16", "float32")[number % 2]
+        yield Call(form, dtype, dtype, FEW_ROWS, FEW_COLS)
+    yield UNALIGNED_SUMS
+
+
+def _along_other_axes() -> Iterator[Call]:
+    """Give each form of a row op along other axes, at every second of the places, in two dtypes by turns."""
+    for i, form in enumerate(_row_forms()):
+        for j, (rows, cols, neighbours) in enumerate(BESIDE[i % 2 :: 2]):
+            dtype = ("float16", "float32")[(i // 2 + j) % 2]
+            yield Call(form, dtype, dtype, rows, cols, transposed=not neighbours, neighbours=neighbours)
+
+
+def _row_forms() -> list[str]:
+    """Return the forms of row ops, but those that have an axis of their own."""
+    along = {each.name for each in axis_forms.ALONG_AXES}
+    asked = [
+        Call(name, "float16", "float16", 8, 16) for name, form in forms.FORMS.items() if not form.missing
+    ]
+    return [
+        each.form for each in asked if each.form not in along and isinstance(_lowered(each).problem, Problem)
+    ]
+
+
+def _of_calls(part: str, calls: Iterable[Call]) -> Iterator[Kernel]:
+    """List what calls launch on the recorded H200."""
+    for call in calls:
+        if forms.form(call.form).missing:
             continue
-        call = Call(point.op, point.dtype, point.dtype, point.rows, point.cols, point.offset)
         lowered = _lowered(call)
         plan, numbers = _planned(lowered, DEVICE)
         if plan is not None:
@@ -402,5 +463,6 @@ def _of_sweep() -> Iterator[Kernel]:
         else:
             kernel = explain._kernel_of(lowered, RECORDED[DEVICE])
             launch = (kernel.expression, kernel.block, 0)
-        label = f"sweep: {point.op} {point.dtype} {point.rows} x {point.cols} + {point.offset}"
+        place = f" of {call.neighbours or 'all'} neighbours" if part == "axes" else f" + {call.offset}"
+        label = f"{part}: {call.form} {call.dtype} {call.rows} x {call.cols}{place}"
         yield Kernel(label, lowered.text, *launch, numbers, call._asdict())

@@ -230,7 +230,12 @@ def test_a_row_of_which_nothing_counts_has_no_moments(ddof: float, simulated: An
         x = place(rows if axis == -1 else rows.T.copy())
         mean, variance = moments(x, axis, ddof=ddof, nan="omit")
         _, again, std = standardize(x, axis, ddof=ddof, nan="omit", return_stats=True)
-        for found, wanted in ((mean, 2), (again, 2), (variance, 2 / (2 - ddof)), (std, (2 / (2 - ddof)) ** 0.5)):
+        for found, wanted in (
+            (mean, 2),
+            (again, 2),
+            (variance, 2 / (2 - ddof)),
+            (std, (2 / (2 - ddof)) ** 0.5),
+        ):
             np.testing.assert_allclose(cupy.asnumpy(found).ravel(), [np.nan, wanted], 1e-6)
 
 

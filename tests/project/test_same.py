@@ -140,7 +140,9 @@ def test_what_does_not_compile_is_refused_and_the_others_are_not(copy, compare):
 @needs_compiler
 def test_kernels_that_are_gone_are_refused_unless_plans_may_differ(copy, compare):
     plant(
-        copy / "tests" / "same_adapter.py", "{point.cols} + {", "{point.cols if point.cols != 512 else 0} + {"
+        copy / "tests" / "same_adapter.py",
+        "{call.cols}{place}",
+        "{call.cols if call.cols != 512 else 0}{place}",
     )
 
     given = ("--kernels", "--part=sweep", "--only=sweep: rms_norm float16 49152 x (0|512|8192) ")
@@ -209,10 +211,34 @@ def test_the_sweep_of_plans_is_as_large_as_is_said():
 
 @needs_compiler
 def test_labels_of_kernels_are_unique():
-    for part in ("gate log_softmax", "gate fused add_layer_norm", "gate others", "sweep"):
+    for part in ("gate log_softmax", "gate fused add_layer_norm", "gate fused logsumexp", "gate others"):
         kernels = list(same_adapter.kernels(part))
         assert kernels
         assert len({kernel.label for kernel in kernels}) == len(kernels), part
+
+
+def test_what_calls_launch_has_labels_of_its_own_and_every_kernel_of_rows():
+    kernels = [kernel for part in ("sweep", "axes") for kernel in same_adapter.kernels(part)]
+
+    assert len({kernel.label for kernel in kernels}) == len(kernels)
+    text = "".join(path.read_text("utf-8") for path in sorted((CHECKOUT / "kernels" / "row").glob("*.cuh")))
+    functions = set(re.findall(r"__global__\s+void\s+(?:__launch_bounds__\(.*?\)\s+)?(\w+)\(", text))
+    assert "row_across" in functions
+    assert text.count("__global__ void") == len(functions)
+    listed = {kernel.expression.partition("<")[0].removeprefix("cupynorm::") for kernel in kernels}
+    assert functions <= listed
+
+
+def test_calls_that_a_commit_cannot_describe_are_not_compared():
+    def side(plans):
+        return iter([f'{{"rows": 1}}\t{json.dumps(plans)}\n', '{"rows": 2}\t{"h200": {"block": 128}}\n'])
+
+    unknown = {"none": {"error": "this commit does not know such calls"}}
+    known = {"h200": {"block": 256}}
+
+    for before, after in ((unknown, known), (known, unknown), (unknown, unknown)):
+        assert same.compare_plans(side(before), side(after)) == (1, [])
+    assert same.compare_plans(side(known), side(known)) == (2, [])
 
 
 def record(**changes):
