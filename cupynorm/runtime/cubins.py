@@ -26,7 +26,7 @@ MOST_BYTES = 256 << 20
 DAY = 86400
 UNUSED_SECONDS = 90 * DAY
 ABANDONED_SECONDS = 3600  # no writer takes that long: it has died
-SUFFIX, PLAN_SUFFIX, UNFINISHED = ".cubin", ".plan", ".new"
+SUFFIX, PLAN_SUFFIX, DIGEST_SUFFIX, UNFINISHED = ".cubin", ".plan", ".digest", ".new"
 
 
 class Cubin(NamedTuple):
@@ -111,7 +111,7 @@ def store_body(key: str, suffix: str, magic: bytes, body: bytes) -> bool:
 def usage() -> tuple[int, int]:
     """Return how many compiled kernels there are, and the bytes of all files."""
     sizes = {path: status.st_size for path, status in _files()}
-    return sum(not path.endswith(PLAN_SUFFIX) for path in sizes), sum(sizes.values())
+    return sum(not path.endswith((PLAN_SUFFIX, DIGEST_SUFFIX)) for path in sizes), sum(sizes.values())
 
 
 def _checksum(key: str, body: bytes) -> bytes:
@@ -136,7 +136,7 @@ def _files() -> Iterator[tuple[str, os.stat_result]]:
     """Give path and status of every file of ours; those that vanish meanwhile are left out."""
     with contextlib.suppress(OSError), os.scandir(folder()) as entries:
         for entry in entries:
-            if entry.name.endswith((SUFFIX, PLAN_SUFFIX, UNFINISHED)):
+            if entry.name.endswith((SUFFIX, PLAN_SUFFIX, DIGEST_SUFFIX, UNFINISHED)):
                 with contextlib.suppress(OSError):
                     yield entry.path, entry.stat(follow_symlinks=False)
 

@@ -223,7 +223,7 @@ struct OfDeviations : OfKept<Op, T, kCounts> {
     const T freedom = s.count - ddof;
     return freedom > 0 ? s.m2 * reciprocal(freedom) : not_a_number<T>();
   }
-  // 0, or nan if nothing counts, and wherever an infinity or nan does: an infinity less itself is nan, without a branch.
+  // 0, or nan if nothing counts, and wherever an infinity or nan does: an infinity less itself is nan. No branch.
   static T undefined(const State& s) {
     const T mean = s.count == 0 ? not_a_number<T>() : s.origin + s.mean;
     return mean - mean;

@@ -542,13 +542,101 @@ def test_different_kernels_compile_at_once_and_each_only_once(
     assert machine.asked.count("compile") == 2
 
 
-def test_the_wheel_of_nvrtc_is_read_without_parsing_its_metadata(tmp_path: Path, monkeypatch: Any) -> None:
+@pytest.fixture
+def sources(tmp_path: Path) -> Path:
+    """Make a folder of two sources that nobody has written to for a while, and another file."""
+    (tmp_path / "sources" / "row").mkdir(parents=True)
+    for name in ("row/a.cuh", "b.cu", "c.txt"):
+        (tmp_path / "sources" / name).write_text(name)
+    return tmp_path / "sources"
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[list[str]]]:
+    """List the files whose contents are hashed. What was written here is settled at once."""
+    found: list[list[str]] = []
+    whole = compiler._digest_of_contents
+
+    def counted(folder: str, names: Any) -> str:
+        found.append(list(names))
+        return whole(folder, names)
+
+    monkeypatch.setattr(compiler, "_digest_of_contents", counted)
+    monkeypatch.setattr(compiler, "SETTLED_NS", 0)
+    return found
+
+
+ENDINGS = (".cu", ".cuh")
+
+
+@pytest.mark.skipif(os.name != "posix", reason="digests are kept where a file has a number")
+def test_sources_that_have_not_changed_are_hashed_once(sources: Path, reads: list[list[str]]) -> None:
+    first = compiler.digest_of(str(sources), ENDINGS)
+
+    assert compiler.digest_of(str(sources), ENDINGS) == first
+    assert reads == [["/b.cu", "/row/a.cuh"]]
+    (sources / "c.txt").write_text("of no concern")
+    assert compiler.digest_of(str(sources), ENDINGS) == first
+    assert len(reads) == 1
+    assert cubins.usage()[0] == 0  # of compiled kernels
+
+
+@pytest.mark.parametrize("change", ["contents", "in place, at the same time", "name", "another file", "gone"])
+def test_sources_that_have_changed_have_another_digest(
+    sources: Path, reads: list[list[str]], change: str
+) -> None:
+    before = compiler.digest_of(str(sources), ENDINGS)
+    file = sources / "row" / "a.cuh"
+    about = file.stat()
+    time.sleep(0.02)  # a file system's clock may tick every 10 ms
+    if change == "contents":
+        file.write_text("row/a.cu2")
+    elif change == "in place, at the same time":
+        file.write_text("row/a.cu2")
+        os.utime(file, ns=(about.st_atime_ns, about.st_mtime_ns))
+    elif change == "name":
+        file.rename(file.with_name("d.cuh"))
+    elif change == "another file":
+        (sources / "d.cu").write_text("")
+    else:
+        file.unlink()
+
+    assert compiler.digest_of(str(sources), ENDINGS) != before
+    assert len(reads) == 2
+
+
+@pytest.mark.parametrize("why", ["just written", "the folder", "CuPy's switches"])
+def test_digests_are_kept_only_where_they_may_be(
+    sources: Path, reads: list[list[str]], folder: Path, monkeypatch: pytest.MonkeyPatch, why: str
+) -> None:
+    if why == "just written":
+        monkeypatch.setattr(compiler, "SETTLED_NS", 10**12)
+    elif why == "the folder":
+        monkeypatch.setenv("CUPYNORM_CACHE_DIR", os.devnull)
+    else:
+        monkeypatch.setenv(compiler.CUPY_SWITCHES[0], "1")
+
+    same = {compiler.digest_of(str(sources), ENDINGS) for _ in range(2)}
+
+    assert len(same) == 1
+    assert len(reads) == 2
+    assert not folder.exists()
+
+
+def test_a_damaged_digest_is_found_anew(sources: Path, reads: list[list[str]], folder: Path) -> None:
+    first = compiler.digest_of(str(sources), ENDINGS)
+    (file,) = folder.glob("*.digest")
+    file.write_bytes(file.read_bytes()[:-1] + b"?")
+
+    assert compiler.digest_of(str(sources), ENDINGS) == first
+    assert len(reads) == 2
+
+
+def test_the_wheel_of_nvrtc_is_found_by_its_name(tmp_path: Path, monkeypatch: Any) -> None:
     info = tmp_path / "nvidia_cuda_nvrtc-13.1.2.dist-info"
     info.mkdir()
-    (info / "METADATA").write_text(
-        "Metadata-Version: 2.1\nName: nvidia-cuda-nvrtc\nVersion: 13.1.2\n\nText\n"
-    )
-    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    (tmp_path / "nvidia_cuda_nvrtc_more-1.dist-info").mkdir()
+    monkeypatch.setattr(sys, "path", [str(tmp_path / "none"), str(tmp_path)])
 
     assert [compiler._nvrtc_wheel.__wrapped__(major) for major in (12, 13, 14)] == ["", "Version: 13.1.2", ""]
 
