@@ -108,7 +108,7 @@ def line_vectors(problem: Problem, parts: int) -> tuple[int, int]:
 
 
 def converted_bytes(problem: Problem, vector: int, parts: int = 1) -> int:
-    """Return the shared memory of a block's converted parameters (ParametersConverted in columns.cuh).
+    """Return the shared memory of a block's converted parameters (ParametersConverted in converted_columns.cuh).
 
     That is with the room behind each vector, which keeps neighbouring threads out of one bank.
     """
