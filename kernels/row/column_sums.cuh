@@ -226,8 +226,8 @@ inline void put_block_sums(Compute (&sum)[kSums][kVector], const A& a, int64 til
   put_sums<0, kThreads, kLeads>(sums, a, tile);
 }
 
-// Blocks that a multiprocessor must hold at once; 0: as the compiler sees fit. From compute capability 10.0 on it is told,
-// since it spills registers for more of them (docs/notes/054).
+// Blocks that a multiprocessor must hold at once; 0: as the compiler sees fit. From compute capability 10.0 on it is
+// told, since it spills registers for more of them (docs/notes/054).
 #if __CUDA_ARCH__ >= 1000
 constexpr int kBlocksOfSums = 2;
 #else
