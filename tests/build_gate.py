@@ -414,7 +414,7 @@ def chosen(
     """Return the plan that is chosen when the compiler is asked what it keeps in local memory, and its kernel."""
 
     def local_bytes(plan: Plan) -> int:
-        return compiled(spec, plan, arch, major).stack_bytes
+        return local_bytes_of(compiled(spec, plan, arch, major))
 
     limits = RECORDED[device]
     plan = choose(spec.problem, limits, lambda plan: plan.min_blocks, variant, local_bytes=local_bytes)
