@@ -38,9 +38,10 @@ from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.tracing import trace, traced
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
 from cupynorm.ops.softmax import LOG_SOFTMAX, SOFTMAX
+from cupynorm.plan.base import LocalBytes, none_known
 from cupynorm.plan.choose import choose
-from cupynorm.plan.config import CONVERTED, VARIANTS, DoesNotFitError, Plan
-from cupynorm.plan.limits import RECORDED
+from cupynorm.plan.config import ACCESS_BYTES, CONVERTED, VARIANTS, DoesNotFitError, Plan
+from cupynorm.plan.limits import RECORDED, Limits
 from cupynorm.plan.problem import Problem
 from cupynorm.runtime import compiler, nvrtc
 from cupynorm.runtime.devices import EARLY_SINCE
@@ -68,15 +69,30 @@ class Types(NamedTuple):
 
 
 class Instance(NamedTuple):
-    """One kernel: the text and name expression that the package writes for a call, and the width of its accesses."""
+    """One kernel: a lowered call, a plan of it and the question that led to the plan, and the width of its accesses."""
 
-    text: str
-    expression: str
+    spec: KernelSpec
     types: Types
     plan: Plan
-    load_bytes: int  # of one vector, at most 16
-    store_bytes: int
-    shape: tuple[int, int]  # rows and columns for which the plan was chosen
+    problem: Problem  # the spec's, with the rows and columns for which the plan was chosen
+    variant: str | None  # that was asked for
+    load_bytes: int = ACCESS_BYTES  # of one vector, at most 16
+    store_bytes: int = ACCESS_BYTES
+
+    @property
+    def text(self) -> str:
+        """The source that the package writes."""
+        return self.spec.text
+
+    @property
+    def expression(self) -> str:
+        """The kernel's name expression."""
+        return self.spec.expression(self.plan)
+
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and columns for which the plan was chosen."""
+        return self.problem.rows, self.problem.cols
 
 
 def same_types(op: RowOp) -> list[Types]:
@@ -115,6 +131,19 @@ DEVICES = {"75": "t4", "86": "rtx4090", "89": "rtx4090", "120": "rtx4090", "90":
 
 
 @functools.cache
+def limits_of(arch: str) -> Limits:
+    """Return the limits that stand for an architecture."""
+    return dataclasses.replace(RECORDED[DEVICES.get(arch, "a100")], compute_capability=arch)
+
+
+def first_choice(
+    problem: Problem, arch: str, variant: str | None = None, local_bytes: LocalBytes = none_known
+) -> Plan:
+    """Return the plan that the package chooses; without local_bytes, before the compiler is asked."""
+    return choose(problem, limits_of(arch), lambda plan: plan.min_blocks, variant, local_bytes=local_bytes)
+
+
+@functools.cache
 def edges() -> tuple[int, ...]:
     """Vectors of a row at which template arguments change: multiples of the powers of two, and one less."""
     found = {
@@ -145,7 +174,6 @@ def shapes(problem: Problem, arch: str) -> dict[Plan, tuple[int, int]]:
 
 
 def _shapes(problem: Problem, arch: str) -> dict[Plan, tuple[int, int]]:
-    limits = dataclasses.replace(RECORDED[DEVICES.get(arch, "a100")], compute_capability=arch)
     found: dict[tuple[object, ...], tuple[Plan, tuple[int, int]]] = {}
     cases = itertools.chain(
         itertools.product(VARIANTS, (1, 1 << 24), edges()),
@@ -157,12 +185,7 @@ def _shapes(problem: Problem, arch: str) -> dict[Plan, tuple[int, int]]:
     for variant, rows, vectors in cases:
         cols = vectors * problem.vector
         with contextlib.suppress(DoesNotFitError):
-            plan = choose(
-                dataclasses.replace(problem, rows=rows, cols=cols),
-                limits,
-                lambda plan: plan.min_blocks,
-                variant,
-            )
+            plan = first_choice(dataclasses.replace(problem, rows=rows, cols=cols), arch, variant)
             found.setdefault((variant, *plan.template), (plan, (rows, cols)))
     return dict(found.values())
 
@@ -170,6 +193,13 @@ def _shapes(problem: Problem, arch: str) -> dict[Plan, tuple[int, int]]:
 def plans(problem: Problem, arch: str) -> tuple[Plan, ...]:
     """Every plan that `choose` can give for such a problem of any rows and columns, one for each kernel."""
     return tuple(shapes(problem, arch))
+
+
+def problem_of(spec: KernelSpec, plan: Plan, arch: str) -> Problem:
+    """Return a problem whose plan is one of plans(spec.problem, arch)."""
+    rows, cols = shapes(spec.problem, arch)[plan]
+    found: Problem = dataclasses.replace(spec.problem, rows=rows, cols=cols)
+    return found
 
 
 REGISTERS = 65536  # of a multiprocessor, on every architecture
@@ -246,13 +276,13 @@ def instances(
     assert what.problem.vector == vector
     for plan in choice(plans(what.problem, arch)):
         yield Instance(
-            what.text,
-            what.expression(plan),
+            what,
             types,
             plan,
+            problem_of(what, plan, arch),
+            plan.variant,
             load_bytes=min(16, plan.vector * x.itemsize),
             store_bytes=min(16, plan.vector * y.itemsize),
-            shape=shapes(what.problem, arch)[plan],
         )
 
 
@@ -350,9 +380,26 @@ def compile_together(
 def compile_instances(
     wanted: Sequence[Instance], arch: str, major: int | None = None
 ) -> Iterator[tuple[Instance, Cubin]]:
-    """Compile all, several to a module."""
+    """Compile all, several to a module. A kernel that spills gives way to the one that the package then launches."""
     kernels = compile_together([(each.text, each.expression) for each in wanted], arch, major)
-    return zip(wanted, kernels, strict=True)
+    for instance, kernel in zip(wanted, kernels, strict=True):
+        yield (launched_instead(instance, arch, major) if local_bytes_of(kernel) else (instance, kernel))
+
+
+def local_bytes_of(kernel: Cubin) -> int:
+    """Return what the driver says of a kernel when the package asks for its local memory: a thread's bytes."""
+    return kernel.stack_bytes
+
+
+def launched_instead(instance: Instance, arch: str, major: int | None = None) -> tuple[Instance, Cubin]:
+    """Choose again, and let the planner ask the compiler, which no plan of `shapes` did: this is what is launched."""
+    plan = first_choice(
+        instance.problem,
+        arch,
+        instance.variant,
+        lambda plan: local_bytes_of(compiled(instance.spec, plan, arch, major)),
+    )
+    return instance._replace(plan=plan), compiled(instance.spec, plan, arch, major)
 
 
 def compiled(spec: KernelSpec, plan: Plan, arch: str, major: int | None = None) -> Cubin:
@@ -367,7 +414,7 @@ def chosen(
     """Return the plan that is chosen when the compiler is asked what it keeps in local memory, and its kernel."""
 
     def local_bytes(plan: Plan) -> int:
-        return compiled(spec, plan, arch, major).stack_bytes
+        return local_bytes_of(compiled(spec, plan, arch, major))
 
     limits = RECORDED[device]
     plan = choose(spec.problem, limits, lambda plan: plan.min_blocks, variant, local_bytes=local_bytes)
@@ -823,15 +870,7 @@ def fused_instances(
         what = (FUSED | IN_RUNS | GRADIENTS)[kind].spec(dtype, cols)
         chosen = choice(plans(what.problem, arch))
         found += [
-            Instance(
-                what.text,
-                what.expression(plan),
-                Types(dtype, dtype),
-                plan,
-                load_bytes=16,
-                store_bytes=16,
-                shape=shapes(what.problem, arch)[plan],
-            )
+            Instance(what, Types(dtype, dtype), plan, problem_of(what, plan, arch), plan.variant)
             for plan in chosen
             if cols == WHOLE_COLS or plan.unaligned
         ]
@@ -842,26 +881,17 @@ def narrow_clusters(
     kind: str, dtype: str, arch: str, choice: Callable[[Iterable[Plan]], Iterable[Plan]]
 ) -> list[Instance]:
     """Write the kernels of some clusters that hold unaligned rows, few and many, with something fused around the op."""
-    limits = dataclasses.replace(RECORDED[DEVICES[arch]], compute_capability=arch)
     what = FUSED[kind].spec(dtype, ODD_COLS)
-    found = {}
+    found: dict[tuple[int | bool, ...], tuple[Plan, Problem]] = {}
     for cols, rows in itertools.product((1001, 2611, 5121, 20001, 50257), (3, 1 << 20)):
         with contextlib.suppress(DoesNotFitError):
             problem = dataclasses.replace(what.problem, rows=rows, cols=cols)
-            plan = choose(problem, limits, lambda plan: plan.min_blocks, "cluster")
-            found.setdefault(plan.template, plan)
-    size = dtype_of(dtype).itemsize
+            plan = first_choice(problem, arch, "cluster")
+            found.setdefault(plan.template, (plan, problem))
+    size, problems = dtype_of(dtype).itemsize, dict(found.values())
     return [
-        Instance(
-            what.text,
-            what.expression(plan),
-            Types(dtype, dtype),
-            plan,
-            size,
-            size,
-            (what.problem.rows, what.problem.cols),
-        )
-        for plan in choice(found.values())
+        Instance(what, Types(dtype, dtype), plan, problems[plan], "cluster", size, size)
+        for plan in choice(problems)
     ]
 
 
@@ -870,31 +900,26 @@ LONG_COLS = (10240, 12288, 16384, 17408, 20480, 24576, 32768, 49152, 65536, 9830
 
 def ahead_instances(kind: str, dtype: str, arch: str) -> list[Instance]:
     """Lower the clusters of one fused call whose rows are sent ahead: of each size of a thread's share the tightest."""
-    limits = dataclasses.replace(RECORDED[DEVICES[arch]], compute_capability=arch)
-    found: dict[tuple[int, int], tuple[KernelSpec, Plan, int]] = {}
+    found: dict[tuple[int, int], Instance] = {}
     for base, less in ((WHOLE_COLS, 0), (ODD_COLS, -1)):
         what = FUSED[kind].spec(dtype, base)
         for cols in (each + less for each in LONG_COLS):
             problem = dataclasses.replace(what.problem, rows=1 << 20, cols=cols)
-            plan = choose(problem, limits, lambda plan: plan.min_blocks)
+            plan, variant = first_choice(problem, arch), None
             if plan.variant == "shared":  # a band: clusters take what a mask keeps more of
+                variant = "cluster"
                 with contextlib.suppress(DoesNotFitError):
-                    plan = choose(problem, limits, lambda plan: plan.min_blocks, "cluster")
+                    plan = first_choice(problem, arch, variant)
             if plan.variant == "shared":
                 continue
             held = plan.unaligned, plan.vectors
-            if plan.stages and (held not in found or tightness(plan) > tightness(found[held][1])):
-                found[held] = what, plan, cols
-    types = Types(dtype, dtype)
-    return [
-        Instance(what.text, what.expression(plan), types, plan, 16, 16, (1 << 20, cols))
-        for what, plan, cols in found.values()
-    ]
+            if plan.stages and (held not in found or tightness(plan) > tightness(found[held].plan)):
+                found[held] = Instance(what, Types(dtype, dtype), plan, problem, variant)
+    return list(found.values())
 
 
 def crowded_instances(arch: str) -> list[Instance]:
     """Lower calls in float of which a thread's values take all registers that 1024 threads of a multiprocessor have."""
-    limits = dataclasses.replace(RECORDED[DEVICES[arch]], compute_capability=arch)
     found = []
     for cols in (8192, 16384):
         x = _rows_of("float32", cols)
@@ -905,22 +930,23 @@ def crowded_instances(arch: str) -> list[Instance]:
             calls.append(Fused(LAYER_NORM, lambda *_, around=around: around, 2).spec("float32", cols))
         for what in calls:
             problem = dataclasses.replace(what.problem, rows=1 << 24)
-            plan = choose(problem, limits, lambda plan: plan.min_blocks, "block")
-            types = Types("float32", "float32")
-            found.append(
-                Instance(what.text, what.expression(plan), types, plan, 16, 16, (problem.rows, cols))
-            )
+            plan = first_choice(problem, arch, "block")
+            found.append(Instance(what, Types("float32", "float32"), plan, problem, "block"))
     return found
 
 
 def narrow_loads(instance: Instance, code: Code) -> list[str]:
-    """Say if x is not loaded in vectors of 16 bytes, or anything goes through local memory."""
-    plan = instance.plan
+    """Say if x is not loaded in vectors of 16 bytes, or anything goes through local memory.
+
+    A call without a result of x's shape stores numbers of rows alone: not all compilers see that those are global.
+    """
+    plan, problem = instance.plan, instance.problem
     vectors = plan.vectors * plan.rows_per_group if plan.group else 1
     wide = code.accesses["LDGSTS" if plan.stages else "LDG", 16]
     found = [f"{wide} loads of 16 bytes for {vectors} vectors"] if wide < vectors else []
+    of_rows = set() if problem.output_bytes else {("ST", problem.compute_bytes)}
     return found + [
         f"{count} {kind} of {width} bytes"
         for (kind, width), count in code.accesses.items()
-        if kind in NOT_GLOBAL
+        if kind in NOT_GLOBAL and (kind, width) not in of_rows
     ]

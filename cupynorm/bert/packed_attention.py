@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -68,11 +69,20 @@ def by_group(dtype: Any, size: int, *, boxed: bool = False) -> Plan:
 
 
 def choose(
-    dtype: Any, size: int, sequences: int, heads: int, length: int, limits: Limits, *, accelerated: bool
+    dtype: Any,
+    size: int,
+    sequences: int,
+    heads: int,
+    length: int,
+    limits: Limits,
+    local_bytes: Callable[[Plan], int] = lambda _: 0,
+    *,
+    accelerated: bool,
 ) -> Plan:
     """Return the kernel to launch: by warpgroup where there is one, but not for short calls, since it starts slowly.
 
     A sequence of more than MOST_PLACES elements goes to the kernel whose warps multiply: it counts them in 64 bits.
+    local_bytes: asks the compiled kernel of two tiles whether registers are spilled, as some compute capabilities do.
     """
     busy = sequences * heads * -(-length // ROWS) >= 2 * limits.sm_count
     long = length > (ROWS if busy else 2 * ROWS)
@@ -82,7 +92,7 @@ def choose(
     # two tiles where that leaves two blocks for each multiprocessor: keys are then read half as often
     blocks = sequences * heads * -(-length // (2 * ROWS))
     two = size <= 64 and length > ROWS and blocks >= 2 * limits.sm_count  # noqa: PLR2004  registers
-    return by_warps(dtype, size, 2 if two else 1)
+    return by_warps(dtype, size, 2 if two and not local_bytes(by_warps(dtype, size, 2)) else 1)
 
 
 def attend(
@@ -108,18 +118,26 @@ def attend(
     begin, lengths = (0, 0) if spans is None else (each.data.ptr for each in spans)
     scale = size**-0.5 * math.log2(math.e)
     pointers = (qkv.data.ptr, bias.data.ptr, out.data.ptr, begin, lengths)
-    whole = Struct(f"cupynorm::Attention<{cpp(qkv.dtype)}>", dtype, (*pointers, hidden, length, scale))
+    unboxed = Struct(f"cupynorm::Attention<{cpp(qkv.dtype)}>", dtype, (*pointers, hidden, length, scale))
     accelerated, limits = compiler.compiles_itself(), devices.limits_of(device)
-    plan = choose(qkv.dtype, size, sequences, heads, length, limits, accelerated=accelerated)
+
+    def kernel_of(plan: Plan, arguments: Struct) -> compiler.Kernel:
+        text = compiler.text("bert/attention.cuh", arguments.cpp, arguments.dtype.itemsize)
+        shared_bytes = max(CARVED, plan.shared_bytes)
+        return compiler.kernel(device, text, plan.expression, shared_bytes, accelerated=plan.accelerated)
+
+    def local_bytes(plan: Plan) -> int:
+        return kernel_of(plan, unboxed).local_bytes
+
+    call = qkv.dtype, size, sequences, heads, length, limits
+    plan = choose(*call, local_bytes, accelerated=accelerated)
+    whole = unboxed
     if plan.boxed:
         boxes = devices.box_map(qkv.data.ptr, len(qkv), 3 * hidden, dtype_name(qkv.dtype), ROWS)
         dtype = np.dtype([("boxes", np.uint64, boxes.shape), ("a", dtype), ("unused", np.int32, (2,))])
         name = f"cupynorm::BoxedAttention<{cpp(qkv.dtype)}>"
         whole = Struct(name, dtype, (boxes, whole.values, (0, 0)))
-    text = compiler.text("bert/attention.cuh", whole.cpp, whole.dtype.itemsize)
-    pointer = compiler.kernel(
-        device, text, plan.expression, max(CARVED, plan.shared_bytes), accelerated=plan.accelerated
-    ).pointer
+    pointer = kernel_of(plan, whole).pointer
     held = np.array([whole.values], dtype=whole.dtype)
     parameters = np.array([held.ctypes.data], np.uintp)
     grid = (-(-length // plan.rows), heads, sequences)  # neighbours read the same keys and values

@@ -19,6 +19,7 @@ from cupynorm.plan.config import (
     ONE_BLOCK_PER_ROW,
     PORTABLE_CTAS,
     REGISTER_UNIT,
+    SCHEDULERS,
     UNALIGNED_APART,
     WARP,
     Plan,
@@ -36,6 +37,9 @@ if TYPE_CHECKING:
 Occupancy = Callable[[Plan], int]
 # (plan without its grid) -> bytes of local memory of a thread of its compiled kernel: of what registers do not hold.
 LocalBytes = Callable[[Plan], int]
+STEPS_IN_VAIN = (
+    2  # after which fewer blocks are no longer tried: a compiler may spill more with a few registers more
+)
 
 
 def none_known(plan: Plan) -> int:  # noqa: ARG001  a LocalBytes
@@ -147,35 +151,39 @@ def without_spills(question: Question, plan: Plan) -> Plan:
     """Return a plan with as few blocks a multiprocessor as its kernel needs to keep its values in registers.
 
     The compiled kernel is asked. It is compiled again for fewer blocks only where each thread then has more registers,
-    and only as long as that helps: local memory may also hold what no register can, such as an array whose elements
-    are chosen at run time. Where a row's elements lie apart, a few bytes cost less than the second of two blocks, and
-    with weights than the third of three. How a row is summed does not depend on it.
+    and as long as one of two such steps helps: local memory may also hold what no register can, such as an array whose
+    elements are chosen at run time. Where a row's elements lie apart, a few bytes cost less than the second of two
+    blocks, and with weights than the third of three. How a row is summed does not depend on it.
     """
     few = question.rules.apart.block_local_bytes if question.problem.across else 0
     most = 2 if question.problem.is_weighted else 1
     kept, spilled = plan, question.local_bytes(plan)
-    while spilled:
-        blocks = _blocks_with_more_registers(question.limits, kept)
+    fewer, in_vain = plan, 0
+    while spilled and in_vain < STEPS_IN_VAIN:
+        blocks = _blocks_with_more_registers(question.limits, fewer)
         if blocks == 0 or (blocks <= most and spilled <= few):
             break
-        fewer = replace(kept, min_blocks=blocks)
-        less = question.local_bytes(fewer)
-        if less >= spilled:
-            break
-        kept, spilled = fewer, less
+        fewer = replace(fewer, min_blocks=blocks)
+        less, in_vain = question.local_bytes(fewer), in_vain + 1
+        if less < spilled:
+            kept, spilled, in_vain = fewer, less, 0
     return kept
 
 
 def _blocks_with_more_registers(limits: Limits, plan: Plan) -> int:
     """Return the most blocks below a plan's that leave a thread more registers; 0 if it has all it can have."""
-    now = _registers_left(limits, plan.block, plan.min_blocks)
+    now = registers_left(limits, plan.block, plan.min_blocks)
     tried = range(plan.min_blocks - 1, 0, -1)
-    return next((blocks for blocks in tried if _registers_left(limits, plan.block, blocks) > now), 0)
+    return next((blocks for blocks in tried if registers_left(limits, plan.block, blocks) > now), 0)
 
 
-def _registers_left(limits: Limits, block: int, blocks: int) -> int:
-    """Return how many registers a thread may have so that a multiprocessor holds so many blocks."""
-    of_warp = limits.registers_per_sm // (max(1, blocks) * math.ceil(block / WARP))
+def registers_left(limits: Limits, block: int, blocks: int) -> int:
+    """Return how many registers a thread may have so that a multiprocessor holds so many blocks.
+
+    Those of the scheduler that has the most warps: of 22 warps 6, as of 24.
+    """
+    warps = math.ceil(max(1, blocks) * math.ceil(block / WARP) / SCHEDULERS)
+    of_warp = limits.registers_per_sm // SCHEDULERS // warps
     return min(MOST_REGISTERS, of_warp // (WARP * REGISTER_UNIT) * REGISTER_UNIT)
 
 

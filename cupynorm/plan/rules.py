@@ -37,7 +37,15 @@ if TYPE_CHECKING:
         TilingRule,
     )
     from cupynorm.plan.sections.many_blocks import Clusters, FusedClusters, SmallBatch, Split
-    from cupynorm.plan.sections.one_block import LateExponential, Rounds, Staged, Streamed, Tile, Tiled
+    from cupynorm.plan.sections.one_block import (
+        LateExponential,
+        NarrowFused,
+        Rounds,
+        Staged,
+        Streamed,
+        Tile,
+        Tiled,
+    )
     from cupynorm.plan.sections.register_model import RegisterModel
     from cupynorm.plan.sections.tilings import Apart, ColumnSums, Stretches
 
@@ -48,6 +56,7 @@ class Rules(NamedTuple):
     architecture: str
     file: str
     tile: Tile
+    narrow_fused: NarrowFused
     tiled: Tiled
     staged: Staged
     streamed: Streamed

@@ -226,11 +226,19 @@ inline void put_block_sums(Compute (&sum)[kSums][kVector], const A& a, int64 til
   put_sums<0, kThreads, kLeads>(sums, a, tile);
 }
 
+// Blocks that a multiprocessor must hold at once; 0: as the compiler sees fit. From compute capability 10.0 on it is
+// told, since it spills registers for more of them (docs/notes/054).
+#if __CUDA_ARCH__ >= 1000
+constexpr int kBlocksOfSums = 2;
+#else
+constexpr int kBlocksOfSums = 0;
+#endif
+
 // blockIdx.x: tile of kLanes * kVector columns. blockIdx.y: group of rows. A lane has kVector columns of every
 // kThreads / kLanes-th row of its group, kAtOnce of them in flight. kWidth: elements of one store of `elements`.
 template <typename Compute, class Function, int kSums, class Operands_, class Elements_, class Targets, int kThreads,
     int kLanes, int kVector, int kWidth, int kAtOnce>
-__global__ void __launch_bounds__(kThreads)
+__global__ void __launch_bounds__(kThreads, kBlocksOfSums)
     sum_columns(const __grid_constant__ SumArguments<Operands_, Elements_, Targets> a) {
   constexpr int kApart = kThreads / kLanes, kTile = kLanes * kVector;
   const int lane = threadIdx.x % kLanes, turn = threadIdx.x / kLanes;

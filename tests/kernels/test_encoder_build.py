@@ -16,7 +16,7 @@ from cupynorm.lower import heads
 from cupynorm.plan.limits import RECORDED
 from cupynorm.runtime import compiler, devices, nvrtc
 from tests import SLOW
-from tests.build_gate import begins_too_soon, code_of, nvdisasm, spills
+from tests.build_gate import begins_too_soon, code_of, limits_of, local_bytes_of, nvdisasm, spills
 
 BATCH, SEQ, HEADS, SIZE = 4, 6, 3, 64
 HALF, SINGLE = dtype_of("float16"), dtype_of("float32")
@@ -89,7 +89,20 @@ def test_attention_keeps_everything_in_registers_and_multiplies_on_tensor_cores(
         text = compiler.text("bert/attention.cuh", f"cupynorm::Attention<{cpp(dtype_of(dtype))}>", 56)
         kinds = [(size, 1) for size in range(16, 129, 16)] + [(size, 2) for size in (16, 32, 48, 64)]
         names = [packed_attention.by_warps(dtype_of(dtype), size, tiles).expression for size, tiles in kinds]
-        for name, kernel in zip(names, nvrtc.compile_all(text, names, compiler.options(), arch), strict=True):
+        compiled = nvrtc.compile_all(text, names, compiler.options(), arch)
+        kernels = dict(zip(names, compiled, strict=True))
+        launched = {
+            packed_attention.choose(
+                *(dtype_of(dtype), size, sequences, 12, 512, limits_of(arch)),
+                lambda plan, kernels=kernels: local_bytes_of(kernels[plan.expression]),
+                accelerated=False,
+            ).expression
+            for size, _ in kinds
+            for sequences in (1, 64)
+        }
+        assert len(launched) >= len(kinds) - 1  # at most one size has no kernel of two tiles
+        for name in launched:
+            kernel = kernels[name]
             code = code_of(kernel, arch)
 
             assert not spills(kernel), name
@@ -289,6 +302,16 @@ def test_attention_in_one_launch_has_a_block_for_each_sequence_and_head():
     assert not packed_attention.fits(HALF, 64, 12, 65536, h200)
     assert not packed_attention.fits(HALF, 60, 12, 8, h200)
     assert not packed_attention.fits(SINGLE, 64, 12, 8, h200)
+
+
+def test_attention_takes_one_tile_where_registers_are_spilled_with_two():
+    call = HALF, 64, 64, 12, 512, RECORDED["rtx4090"]
+    one, two = (packed_attention.by_warps(HALF, 64, tiles) for tiles in (1, 2))
+    asked = []
+
+    assert packed_attention.choose(*call, accelerated=True) == two
+    assert packed_attention.choose(*call, lambda plan: asked.append(plan) or 48, accelerated=True) == one
+    assert asked == [two]
 
 
 @pytest.mark.parametrize(

@@ -333,7 +333,7 @@ def calls(row: Mapping[str, Any], cols: int) -> Iterator[KernelSpec]:
 
 def instance_of(file: Path, row: Mapping[str, Any]) -> build_gate.Instance | None:
     """Return the tightest of the first kernels that a rule decides for such calls; None where it decides none."""
-    limits = RECORDED[DEVICE_OF[file.stem.removeprefix("sm_")]]
+    arch = file.stem.removeprefix("sm_")
     named = {"registers": "block", "fixed": "block"}.get(row["rule"], row["rule"].partition(" ")[0])
     found: list[build_gate.Instance] = []
     dtype = DTYPE_OF[row["bytes"]]
@@ -342,13 +342,10 @@ def instance_of(file: Path, row: Mapping[str, Any]) -> build_gate.Instance | Non
             for what in calls(row, cols):
                 problem = dataclasses.replace(what.problem, rows=rows)
                 with contextlib.suppress(DoesNotFitError):
-                    plan = choose(problem, limits, occupancy, variant)
+                    plan = build_gate.first_choice(problem, arch, variant)
                     if row["id"] == plan.rule:
                         types = build_gate.Types(dtype, dtype)
-                        expression = what.expression(plan)
-                        found.append(
-                            build_gate.Instance(what.text, expression, types, plan, 16, 16, (rows, cols))
-                        )
+                        found.append(build_gate.Instance(what, types, plan, problem, variant))
             if len(found) >= 4:
                 return max(found, key=lambda each: build_gate.tightness(each.plan))
     return max(found, key=lambda each: build_gate.tightness(each.plan), default=None)

@@ -5,7 +5,15 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from cupynorm.plan.sections.many_blocks import Clusters, FusedClusters, SmallBatch, Split
-from cupynorm.plan.sections.one_block import LateExponential, Rounds, Staged, Streamed, Tile, Tiled
+from cupynorm.plan.sections.one_block import (
+    LateExponential,
+    NarrowFused,
+    Rounds,
+    Staged,
+    Streamed,
+    Tile,
+    Tiled,
+)
 from cupynorm.plan.sections.register_model import RegisterModel
 from cupynorm.plan.sections.tilings import Apart, ColumnSums, Stretches
 
@@ -15,6 +23,7 @@ if TYPE_CHECKING:
 
 SECTIONS: dict[str, Any] = {
     "tile": Tile,
+    "narrow_fused": NarrowFused,
     "tiled": Tiled,
     "staged": Staged,
     "streamed": Streamed,

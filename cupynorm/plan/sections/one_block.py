@@ -56,6 +56,23 @@ class Tile(NamedTuple):
     max_summed_bytes: int
 
 
+class NarrowFused(NamedTuple):
+    """Rows with something fused that are moved in accesses of fewer than 16 bytes.
+
+    Attributes
+    ----------
+    least_vectors, most_vectors
+        Accesses of a row for which this holds.
+    vectors_of_thread, threads
+        Accesses of a thread at most, and threads of a row at least.
+    """
+
+    least_vectors: int
+    most_vectors: int
+    vectors_of_thread: int
+    threads: int
+
+
 class Tiled(NamedTuple):
     """Narrow rows that come and go together.
 

@@ -89,8 +89,8 @@ def across(question: Question, variant: str | None = None, *, cooperative: bool 
     """Return the first plan in turn that can be launched, or the first of a variant; None if there is none.
 
     cooperative: whether its blocks may have to run all at once. A plan whose compiled kernel spills even with one block
-    a multiprocessor is taken if the next ones spill, too, or read the row again, which takes longer; a few bytes cost
-    less than another tiling.
+    a multiprocessor is taken if the next ones spill, too, or read the row again, which takes longer, and if it spills
+    with half as many rows of a thread; a few bytes cost less than another tiling.
     """
     if variant in {None, "shared"}:
         together = stretch(question, asked=variant is not None)
@@ -106,7 +106,17 @@ def across(question: Question, variant: str | None = None, *, cooperative: bool 
     if plans and question.local_bytes(plans[0]) > few:
         more = itertools.islice((plan for plan in found if plan is not None), MORE_IF_SPILLED)
         plans += [plan for plan in more if plan.waits or plan.variant == plans[0].variant]
+        if all(question.local_bytes(plan) > few for plan in plans):
+            plans += filter(None, [_with_fewer_rows(question, plans[0])])
     return min(plans, key=lambda plan: question.local_bytes(plan) > few, default=None)
+
+
+def _with_fewer_rows(question: Question, plan: Plan) -> Plan | None:
+    """Return a plan of rows in registers with half as many rows of a thread, and twice as many threads side by side."""
+    if not plan.waits or plan.vector == 1:
+        return None
+    half = replace(plan, vector=plan.vector // 2, vectors=2 * plan.vectors, across=2 * plan.across)
+    return finished(question, replace(half, group=plan.group // 2), plan.why)
 
 
 def _why(problem: Problem, plan: Plan) -> str:

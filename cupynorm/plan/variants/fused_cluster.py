@@ -30,6 +30,7 @@ from cupynorm.plan.variants.registers import may_persist
 if TYPE_CHECKING:
     from cupynorm.plan.problem import Problem
 
+SPILLED = "with parameters at use: registers are spilled where they wait"
 STAGED_AHEAD = "of all tilings of a cluster the one with the most rows in work"
 
 
@@ -88,8 +89,24 @@ def prefetched(question: Question) -> Plan | None:
             reason = STAGED_AHEAD
             if prefers_clusters(question) and not question.small_batch:
                 reason = question.named(f"crossover {_crossover(problem)!r}") + f": {STAGED_AHEAD}"
-            return with_grid(question, best, blocks_of(problem, best), reason)
+            return _with_registers(
+                question, with_grid(question, best, blocks_of(problem, best), reason), reason
+            )
     return None
+
+
+def _with_registers(question: Question, plan: Plan | None, reason: str) -> Plan | None:
+    """Return the plan, with parameters at use where registers are spilled in which parameters wait (docs/notes/054)."""
+    if plan is None or plan.parameter_cache != BOTH or not question.local_bytes(plan):
+        return plan
+    problem = question.problem
+    tiling = by_whole_blocks(
+        problem, plan.ctas_per_row, plan.block, stages=plan.stages, parameter_cache=AT_USE
+    )
+    tiling = replace(tiling, min_blocks=plan.min_blocks)
+    at_use = with_grid(question, tiling, blocks_of(problem, tiling), f"{reason}, {SPILLED}")
+    found = filter(None, (plan, at_use))
+    return min(found, key=question.local_bytes)
 
 
 def _tilings(question: Question, cache: int) -> list[Plan]:

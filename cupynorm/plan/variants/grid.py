@@ -12,6 +12,7 @@ from cupynorm.plan.config import (
     AMPERE,
     HALF_BYTES,
     LINE_BYTES,
+    MAX_BLOCK,
     MESSAGE_BYTES,
     MESSAGE_NUMBERS,
     MIN_REREAD_BLOCK,
@@ -19,7 +20,9 @@ from cupynorm.plan.config import (
     RESULT_BYTES,
     ROOM_BLOCKS,
     ROOM_ROWS,
+    SCHEDULERS,
     UNALIGNED_APART,
+    WARP,
     Plan,
 )
 from cupynorm.plan.limits import STATIC_SHARED_BYTES
@@ -218,7 +221,12 @@ def _in_shared_memory(question: Question) -> Plan | None:
     # where a block's part is short, few threads do
     each = problem.vectors // _ctas_per_row(question, plan)
     block = max(numbers.min_block, min(block, power_of_two_from(each // numbers.part_vectors)))
-    return finished_in_shared_memory(question, replace(plan, block=block))
+    found = finished_in_shared_memory(question, replace(plan, block=block))
+    if found is None or block < MAX_BLOCK or not question.local_bytes(found):
+        return found
+    # a warp less for each scheduler leaves a thread more registers
+    fewer = finished_in_shared_memory(question, replace(plan, block=block - SCHEDULERS * WARP))
+    return min(filter(None, (found, fewer)), key=question.local_bytes)
 
 
 def _most_rows_at_once(question: Question, plan: Plan) -> int:

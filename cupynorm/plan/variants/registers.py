@@ -155,6 +155,9 @@ def group_of(question: Question, bytes_a_thread: int) -> int:
     """Return how many threads share a row, so that each holds about so many bytes of it."""
     problem, tile = question.problem, question.rules.tile
     vectors = max(1, problem.vectors)
+    narrow = _group_of_narrow_fused(question)
+    if narrow:
+        return max(narrow, least_group(problem))
     vectors_per_thread = max(1, bytes_a_thread // (problem.vector * problem.element_bytes))
     group = power_of_two_from(math.ceil(vectors / vectors_per_thread))
     half = group // 2
@@ -167,6 +170,20 @@ def group_of(question: Question, bytes_a_thread: int) -> int:
     if problem.fused and (vectors % group or few):
         group = _fullest(question, group, vectors)
     return max(group, least_group(problem))
+
+
+def _group_of_narrow_fused(question: Question) -> int:
+    """Return how many threads share a fused row in narrow accesses: neighbours read neighbours; 0: others decide."""
+    problem, numbers = question.problem, question.rules.narrow_fused
+    single = (
+        problem.fields == 1 and problem.output_bytes > 0 and not (problem.rounds or problem.sums_of_bytes)
+    )
+    narrow = (
+        problem.fused and problem.vector_bytes < ACCESS_BYTES and not (problem.unaligned or problem.doubles)
+    )
+    if not (single and narrow and numbers.least_vectors <= problem.vectors <= numbers.most_vectors):
+        return 0
+    return max(numbers.threads, power_of_two_from(math.ceil(problem.vectors / numbers.vectors_of_thread)))
 
 
 def _fullest(question: Question, group: int, vectors: int) -> int:
