@@ -72,24 +72,6 @@ def again(
     return (None, found) if made is None else (found.results((*arrays, *made, None)), None)
 
 
-def run(
-    function: Any,
-    given: Mapping[str, Any],
-    options: tuple[Any, ...],
-    check: Callable[[Mapping[str, Any], Any], Any],
-    implementation: Implementation,
-    axis: Any,
-    whole: Mapping[str, str],
-    called: str = "x",
-    plan: str | Plan | None = None,
-) -> Any:
-    """Run a call; return its results, or the only one. The arguments are those of again() and run_checked()."""
-    results, signature = again(function, (*given.values(),), axis, (plan, *options))
-    if results is not None:
-        return results
-    return run_checked(signature, given, check, implementation, axis, whole, called, plan=plan)
-
-
 def run_checked(
     signature: Any,
     given: Mapping[str, Any],
