@@ -34,8 +34,8 @@ MOST = 1024  # bound calls that a thread keeps, about 4 KB each; the oldest is d
 # The bits of an address that checks and vector widths look at: no access is wider than 16 bytes.
 ALIGNMENT = 15
 PART = 512  # bytes, as CuPy's pool hands them out: each array of an allocation that several share begins at a multiple
-# Bytes up to which a call's results share one allocation, which takes longer than all else of an array. Whoever keeps
-# one of them keeps the memory of the others.
+# Bytes up to which a call's results share one allocation, which takes longer than all else of an array, and up to which
+# its workspace is there, too. Whoever keeps one of them keeps the memory of the others.
 SMALL = 1 << 16
 
 
@@ -70,6 +70,8 @@ class Arrays(NamedTuple):
     workspace: what the call allocates for its own kernels and does not return.
     scalars: names of the numbers that differ from call to call.
     holds: an object that must stay alive because the signature names it by its id.
+    results: picks what the caller gets from a tuple of the given arrays, those that are made, and None; or None, where
+    the caller knows.
     """
 
     given: Mapping[str, Any]
@@ -78,6 +80,7 @@ class Arrays(NamedTuple):
     workspace: Mapping[str, Any] = {}
     scalars: Sequence[str] = ()
     holds: Any = None
+    results: Any = None
 
 
 class KernelLaunch(NamedTuple):
@@ -149,11 +152,13 @@ class BoundCall:
     ]  # of the kernels
     device: int
     allocated: tuple[Made, ...]
-    shared: int  # bytes of the memory that small results share
+    shared: int  # bytes of the memory that small results share, a small workspace behind them
     room: int  # bytes of its workspace
+    room_at: int | None  # where it begins in the shared memory; None for memory of its own
     parts: tuple[int, ...]  # where its arrays begin in it
     windows: tuple[tuple[int, int, int, int, int], ...]
     holds: Any
+    results: Any  # as in Arrays
     first_room: Any = None  # of the first launch
     shortcut: Any = None  # the last that was made to it (shortcuts.Shortcut)
     gone: int = 0  # how often its gamma or beta was gone at the next call
@@ -173,8 +178,7 @@ class BoundCall:
 
     def making(self, made: Sequence[Any]) -> BoundCall:
         """Return the call that gives its results as these views of what it has made."""
-        allocated, shared = allocations(made)
-        return replace(self, allocated=allocated, shared=shared, shortcut=None, gone=0)
+        return replace(self, allocated=allocations(made)[0], shortcut=None, gone=0)
 
     def word_of(self, source: int) -> int:
         """Return which word of its first kernel a source goes to; -1 for none."""
@@ -211,16 +215,19 @@ def bound_call(device: int, arrays: Arrays, launches: Sequence[Launch]) -> Bound
                     kernel.words[at] = first_room.data.ptr
     parts, room = places_of(each.nbytes for each in arrays.workspace.values())
     allocated, shared = allocations((*arrays.made.values(),))
+    room_at = shared if shared and room <= SMALL else None
     return BoundCall(
         kernels=kernels,
         launches=tuple((each.words, each.launches, each.argument_words) for each in kernels),
         device=device,
         allocated=allocated,
-        shared=shared,
+        shared=shared if room_at is None else shared + room,
         room=room,
+        room_at=room_at,
         parts=parts,
         windows=tuple(windows),
         holds=arrays.holds,
+        results=arrays.results,
         first_room=first_room,
     )
 
@@ -286,6 +293,7 @@ class Calls:
     """The bound calls of one thread.
 
     kind: the type of device arrays; None until the first one comes.
+    array: makes one, as devices.array_maker() says.
     allocate: returns a pointer to so many bytes of new memory.
     stream: returns a device's current stream.
     several: whether there is more than one device.
@@ -294,10 +302,11 @@ class Calls:
     plans: the newest plans of row ops that were launched for the first time.
     """
 
-    __slots__ = ("_ready", "allocate", "bound", "kind", "plans", "several", "shortcuts", "stream")
+    __slots__ = ("_ready", "allocate", "array", "bound", "kind", "plans", "several", "shortcuts", "stream")
 
     def __init__(self) -> None:
         self.kind: Any = None
+        self.array: Any = None
         self.allocate: Any = None
         self.stream: Any = None
         self.several = True
@@ -312,6 +321,7 @@ class Calls:
         self.several = module.cuda.runtime.getDeviceCount() > 1
         self.stream = module.cuda.get_current_stream
         self.allocate = module.cuda.alloc
+        self.array = devices.array_maker()
         self.kind = module.ndarray  # the last: where it is known, a call looks at the others
         return self.kind
 
@@ -375,17 +385,27 @@ class Calls:
                     return key, None
                 break
         made = []
-        small: Any = self.allocate(call.shared) if call.shared else None
+        array = self.array
+        if call.shared:
+            small = self.allocate(call.shared)
+            start = small.ptr
         for shape, code, axes, at in call.allocated:
-            each = kind(shape, code) if at is None else kind(shape, code, small + at)
-            pointer = each.data.ptr
+            if at is None:
+                each = array(shape, code)
+                pointer = each.data.ptr
+            else:
+                each = array(shape, code, small + at)
+                pointer = start + at
             if pointer & ALIGNMENT:  # the allocator is not CuPy's
                 return key, None
             made.append(each if axes is None else each.transpose(axes))
             sources.append(pointer)
         if call.parts:
-            room = self.allocate(call.room)
-            pointer = room.ptr
+            if call.room_at is None:
+                room = self.allocate(call.room)
+                pointer = room.ptr
+            else:
+                pointer = start + call.room_at
             if pointer & ALIGNMENT:
                 return key, None
             sources += [pointer + part for part in call.parts]

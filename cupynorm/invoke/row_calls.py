@@ -131,7 +131,7 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
                 if low < sources[written] < high:
                     fits = False
         if out is None:
-            y = kind(call.y_shape, call.y_code)
+            y = calls.array(call.y_shape, call.y_code)
             target = y.data.ptr
             fits = fits and not target & ALIGNMENT
         else:
@@ -146,7 +146,7 @@ def run(  # noqa: C901, PLR0912, PLR0915  one function, as below
             if call.made:
                 results = (y,)
                 for extent, code in call.made:
-                    each = kind(extent, code)
+                    each = calls.array(extent, code)
                     pointer = each.data.ptr
                     sources.append(pointer)
                     fits = fits and not pointer & ALIGNMENT

@@ -81,11 +81,16 @@ def run(
     whole: Mapping[str, str] = ELEMENTS,
 ) -> Any:
     """Run a call. outs: where results go, by their names. whole: names of what lies along x's axes."""
-    arrays = {"x": x, "where": missing.where, "lengths": missing.lengths, "weights": missing.weights, **outs}
-    key = step_calls.option_keys(*options, missing.left_padded, missing.nan)
+    where, lengths, left_padded, weights, nan = missing
+    arrays = (x, where, lengths, weights, *outs.values())
+    key = (plan, nan, *step_calls.option_keys(*options, left_padded))
+    results, signature = step_calls.again(function, arrays, axis, key)
+    if results is not None:
+        return results
 
     def checked(arrays: Mapping[str, Any], axis: Any) -> StatisticCall:
         counts = missing._replace(where=arrays["where"], weights=arrays["weights"])
         return check(Given(arrays["x"], counts, axis, {name: arrays[name] for name in outs}))
 
-    return step_calls.run(function, arrays, key, checked, implementation, axis, whole, plan=plan)
+    given = dict(zip(("x", "where", "lengths", "weights", *outs), arrays, strict=True))
+    return step_calls.run_checked(signature, given, checked, implementation, axis, whole, plan=plan)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from cupynorm.call import asking
@@ -56,10 +57,24 @@ class Implementation(NamedTuple):
     on_host: Callable[[Any], None]
 
 
-def run(
-    function: Any,
+def again(
+    function: Any, arrays: tuple[Any, ...], axis: Any, options: tuple[Any, ...], scalars: Sequence[int] = ()
+) -> tuple[Any, Any]:
+    """Launch a call that this thread has made before. Return its results, or the only one; and its signature.
+
+    The results are None if nothing was launched: run_checked() then runs the call.
+
+    function: what a signature knows it by. arrays: those that the caller passed, and where results shall go, in the
+    order of run_checked's `given`. options: all else that the call depends on. scalars: seed and offset of a dropout.
+    """
+    key = (function, axis if type(axis) is int else axis_option(axis), *options)
+    found, made = bound_calls.thread.calls.again(arrays, key, scalars)
+    return (None, found) if made is None else (found.results((*arrays, *made, None)), None)
+
+
+def run_checked(
+    signature: Any,
     given: Mapping[str, Any],
-    options: tuple[Any, ...],
     check: Callable[[Mapping[str, Any], Any], Any],
     implementation: Implementation,
     axis: Any,
@@ -68,13 +83,9 @@ def run(
     scalars: Sequence[int] = (),
     plan: str | Plan | None = None,
 ) -> Any:
-    """Run a call; return its results, or the only one.
+    """Run a call with all checks, and keep it under its signature; return its results, or the only one.
 
-    A call that this thread has made before is launched again; another is checked.
-
-    function: what a signature knows it by. given: the arrays that the caller passed, by the names of its parts; a
-    result's name for where it shall go.
-    options: all else that the call depends on.
+    given: the arrays that the caller passed, by the names of its parts; a result's name for where it shall go.
     axis: what the caller named, of the array that `whole` names first, and that messages call `called`. Along other
     axes than the last, check(given, axis) gets transposed views. What is launched is kept as a call on the caller's own
     arrays, which lie at the same addresses.
@@ -82,16 +93,10 @@ def run(
     of the array that has as many axes.
     scalars: seed and offset of a dropout, if there is one. plan: of the row kernel, which `check` looks at, too.
     """
-    arrays, calls = (*given.values(),), bound_calls.thread.calls
-    key = (function, plan, axis if type(axis) is int else axis_option(axis), *options)
-    found, made = calls.again(arrays, key, scalars)
-    if made is not None:
-        arrays += (*made,)
-        return _several([None if at is None else arrays[at] for at in found.holds])
     first = given[next(iter(whole))]
     turned = None if type(axis) is int and axis == -1 else transposition_of(axis, first, called)
     if turned is None:
-        return _run_checked(found, given, check(given, axis), implementation, scalars, plan)
+        return _run(signature, given, check(given, axis), implementation, scalars, plan)
     try:
         views = {name: turned.apply(each) if name in whole else each for name, each in given.items()}
         call = check(views, turned.axis)
@@ -102,13 +107,13 @@ def run(
                 return array
             return turned.undo(array, given[whole[name]])
 
-        return _run_checked(found, given, call, implementation, scalars, plan, own)
+        return _run(signature, given, call, implementation, scalars, plan, own)
     except ValueError as error:
         turned.tell(error)
         raise
 
 
-def _run_checked(
+def _run(
     signature: Any,
     given: Mapping[str, Any],
     call: Any,
@@ -132,9 +137,9 @@ def _run_checked(
     results = [None if each is None else names[id(each)] for each in parts.results]
     if call.on_device:
         places = [*(None if each is None else name for name, each in passed.items()), *made]
-        order = tuple(None if each is None else places.index(each) for each in results)
+        picked = itemgetter(*(-1 if each is None else places.index(each) for each in results))
         of_dropout = ("seed", "offset") if scalars else ()
-        arrays = Arrays(passed, (*parts.written,), made, scalars=of_dropout, holds=order)
+        arrays = Arrays(passed, (*parts.written,), made, scalars=of_dropout, results=picked)
         implementation.steps(call).launch(signature, arrays, plan)
     else:
         asking.answer(lambda: implementation.steps(call).told)

@@ -265,6 +265,10 @@ def _backward(
     add_to: Any,
 ) -> tuple[Any, Any]:
     """Run one call. name: the function's."""
+    arrays = (dy, x, bias, out, add_to)
+    results, signature = step_calls.again(name, arrays, axis, (activation, gate, dtype))
+    if results is not None:
+        return results  # type: ignore[no-any-return]
 
     def check(own: Mapping[str, Any], own_axis: Any) -> ActivationGradientCall:
         if gate is not None:
@@ -281,10 +285,9 @@ def _backward(
             add_to=add_to,
         )
 
-    return step_calls.run(  # type: ignore[no-any-return]
-        name,
-        {"dy": dy, "x": x, "bias": bias, "out": out, "dbias": add_to},
-        (activation, gate, dtype),
+    return step_calls.run_checked(  # type: ignore[no-any-return]
+        signature,
+        dict(zip(ARRAYS, arrays, strict=True)),
         check,
         IMPLEMENTATION,
         axis=axis,
@@ -292,6 +295,7 @@ def _backward(
     )
 
 
+ARRAYS = ("dy", "x", "bias", "out", "dbias")
 WHOLE = dict.fromkeys(("x", "dy", "out"), "x")
 
 

@@ -226,7 +226,7 @@ class Fusion:
 
     @functools.cached_property
     def _whole(self) -> dict[str, str]:
-        """Names of a gradient's arrays that have x's shape or broadcast to it, as step_calls.run takes them."""
+        """Names of a gradient's arrays that have x's shape or broadcast to it, as step_calls.run_checked takes them."""
         arriving = (*(f"arriving {at}" for at in range(self.results)), "arriving at loaded")
         operands = [f"operand {at}" for at in range(len(self.load_operands) + len(self.store_operands))]
         found = dict.fromkeys(("x", "out", *arriving, *operands), "x")

@@ -204,11 +204,12 @@ def run(
     axis: Any,
     whole: Mapping[str, str],
 ) -> FusionGradients:
-    """Run a call of a fusion's backward. given to whole: as in gradient_calls.run."""
+    """Run a call of a fusion's backward. given to whole: as in step_calls.run_checked; options: as in again."""
     function = ("Fusion.backward", fusion)
-    dx, *operands, gamma, beta = step_calls.run(
-        function, given, options, check, IMPLEMENTATION, axis, whole, plan=plan
-    )
+    results, signature = step_calls.again(function, (*given.values(),), axis, (plan, *options))
+    if results is None:
+        results = step_calls.run_checked(signature, given, check, IMPLEMENTATION, axis, whole, plan=plan)
+    dx, *operands, gamma, beta = results
     return FusionGradients(dx, tuple(operands), gamma, beta)
 
 

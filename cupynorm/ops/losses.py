@@ -104,6 +104,14 @@ def logsumexp(
     >>> float(size.round(6)), float(sign)
     (0.0, -1.0)
     """
+    arrays = (x, where, lengths, bias, b, out)
+    others = (scale, left_padded, causal, causal_offset, window)
+    key: tuple[Any, ...] = (plan, dtype, nan, keepdims, type(keepdims), return_sign, type(return_sign))
+    if not (scale is causal_offset is window is None and left_padded is causal is False):
+        key += step_calls.option_keys(*others)
+    results, signature = step_calls.again("logsumexp", arrays, axis, key)
+    if results is not None:
+        return results
     options = {
         "scale": scale,
         "where": where,
@@ -114,13 +122,9 @@ def logsumexp(
         "window": window,
         "bias": bias,
     }
-    arrays = {"x": x, "where": where, "lengths": lengths, "bias": bias, "b": b, "out": out}
-    others = [each for name, each in options.items() if name not in arrays]
-    key = step_calls.option_keys(keepdims, dtype, nan, return_sign, *others)
-    return step_calls.run(
-        "logsumexp",
-        arrays,
-        key,
+    return step_calls.run_checked(
+        signature,
+        dict(zip(("x", "where", "lengths", "bias", "b", "out"), arrays, strict=True)),
         lambda own, axis: check_logsumexp(
             own["x"],
             options | {name: own[name] for name in ("where", "bias")},
@@ -271,20 +275,16 @@ def cross_entropy(
     >>> loss.round(4).tolist(), gradient.round(4).tolist()
     ([0.6931, 0.0], [[0.25, 0.25, -0.5], [0.0, 0.0, 0.0]])
     """
-    given = {
-        "logits": logits,
-        "labels": labels,
-        "weight": weight,
-        "dloss": None if is_number(dloss) else dloss,
-        "out": out,
-        "grad": grad,
-    }
-    number = dloss if is_number(dloss) else None
-    key = step_calls.option_keys(ignore_index, label_smoothing, z_loss, return_grad, number, dtype)
-    return step_calls.run(
-        "cross_entropy",
-        given,
-        key,
+    number, array = (None, dloss) if dloss is None or not is_number(dloss) else (dloss, None)
+    arrays = (logits, labels, weight, array, out, grad)
+    key: tuple[Any, ...] = (plan, dtype, ignore_index, type(ignore_index), return_grad, type(return_grad))
+    key += step_calls.option_keys(label_smoothing, z_loss, number)
+    results, signature = step_calls.again("cross_entropy", arrays, axis, key)
+    if results is not None:
+        return results
+    return step_calls.run_checked(
+        signature,
+        dict(zip(("logits", "labels", "weight", "dloss", "out", "grad"), arrays, strict=True)),
         lambda own, axis: check_cross_entropy(
             own["logits"],
             labels,

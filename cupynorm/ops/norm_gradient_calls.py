@@ -36,33 +36,27 @@ def run(
     adding: tuple[Any, ...] | None = None,
 ) -> Any:
     """Run one call. x: with its name in the call. adding: the fields of Adding, which takes longer to make."""
-    given = {
-        "dy": dy,
-        "x": x[1],
-        "gamma": gamma,
-        "beta": beta,
-        "mean": mean,
-        "rstd": rstd,
-        "out": out,
-        "dgamma": None,
-    }
-    if centred:
-        given["dbeta"] = None
-    numbers: tuple[Any, ...] = ()
+    arrays: tuple[Any, ...] = (dy, x[1], gamma, beta, mean, rstd, out)
+    names: tuple[str, ...] = ARRAYS
+    options: tuple[Any, ...] = (plan, dtype, eps, type(eps), parameters, type(parameters))
     scalars: tuple[int, ...] = ()
     if adding is not None:
         ds, bias, alpha, p, seed, offset, residual_out = adding
-        given |= {"dbias": None, "ds": ds, "bias": bias, "residual_out": residual_out}
+        arrays += (ds, bias, residual_out)
+        names += ADDED
         scalars = step_calls.scalars_of(p, seed, offset)
-        numbers = (alpha, p, *(() if scalars else (seed, offset)))
+        options += (p, type(p), *step_calls.option_keys(alpha))
+        if not scalars:
+            options += (seed, type(seed), offset, type(offset))
     if add_to is not None:
-        sums = [name for name in ("dgamma", "dbeta", "dbias") if name in given]
-        if len(sums) == 1:
-            given["dgamma"] = add_to
-        elif type(add_to) in {tuple, list} and len(add_to) == len(sums):
-            given |= zip(sums, add_to, strict=True)
-        else:
-            given["add_to"] = (add_to,)  # which no call is kept for
+        sums = SUMS[centred, adding is not None]
+        several = (add_to,) if len(sums) == 1 else add_to
+        fits = type(several) in {tuple, list} and len(several) == len(sums)
+        arrays += (*several,) if fits else (NO_TUPLE,)
+        names += sums
+    results, signature = step_calls.again(function, arrays, axis, options, scalars)
+    if results is not None:
+        return results
 
     def check(own: Mapping[str, Any], axis: Any) -> GradientCall:
         added = None
@@ -87,10 +81,9 @@ def run(
             adding=added,
         )
 
-    return step_calls.run(
-        function,
-        given,
-        step_calls.option_keys(eps, parameters, dtype, *numbers),
+    return step_calls.run_checked(
+        signature,
+        dict(zip(names, arrays, strict=False)),  # an add_to that is none is refused
         check,
         OF_LAYER_NORM if centred else OF_RMS_NORM,
         axis,
@@ -106,6 +99,16 @@ def _on_host(call: GradientCall) -> None:
     gradients.norm(call.what)
 
 
+ARRAYS = ("dy", "x", "gamma", "beta", "mean", "rstd", "out")
+ADDED = ("ds", "bias", "residual_out")
+# what add_to is for, by whether the norm is centred, and of a sum
+SUMS = {
+    (False, False): ("dgamma",),
+    (True, False): ("dgamma", "dbeta"),
+    (False, True): ("dgamma", "dbias"),
+    (True, True): ("dgamma", "dbeta", "dbias"),
+}
+NO_TUPLE = ()  # in place of an array: no call is kept for it
 WHOLE = dict.fromkeys(("x", "dy", "ds", "out", "residual_out"), "x")
 
 

@@ -101,18 +101,10 @@ def softmax_backward(
     >>> dx.tolist(), dbias.tolist()
     ([[0.5, -0.5, 0.0]], [0.0])
     """
-    options = {
-        "scale": scale,
-        "where": where,
-        "lengths": lengths,
-        "left_padded": left_padded,
-        "causal": causal,
-        "causal_offset": causal_offset,
-        "window": window,
-        "bias": bias,
-    }
+    options = (scale, left_padded, causal, causal_offset, window)
+    masks = (where, lengths, bias)
     drop = (dropout, seed, offset)
-    return _run("softmax_backward", dy, y, axis, options, drop, return_dbias, out, dtype, add_to, plan)
+    return _run("softmax_backward", dy, y, axis, options, masks, drop, return_dbias, out, dtype, add_to, plan)
 
 
 def log_softmax_backward(
@@ -176,18 +168,12 @@ def log_softmax_backward(
     >>> log_softmax_backward(np.array([[1.0, 0.0]]), y).round(6).tolist()
     [[0.75, -0.75]]
     """
-    options = {
-        "scale": scale,
-        "where": where,
-        "lengths": lengths,
-        "left_padded": left_padded,
-        "causal": causal,
-        "causal_offset": causal_offset,
-        "window": window,
-        "bias": bias,
-    }
+    options = (scale, left_padded, causal, causal_offset, window)
+    masks = (where, lengths, bias)
     drop = (0.0, None, 0)
-    return _run("log_softmax_backward", dy, y, axis, options, drop, return_dbias, out, dtype, add_to, plan)
+    return _run(
+        "log_softmax_backward", dy, y, axis, options, masks, drop, return_dbias, out, dtype, add_to, plan
+    )
 
 
 def _run(
@@ -195,7 +181,8 @@ def _run(
     dy: Any,
     y: Any,
     axis: int | tuple[int, ...] | None,
-    options: dict[str, Any],
+    options: tuple[Any, ...],
+    masks: tuple[Any, Any, Any],
     drop: tuple[float, int | None, int],
     return_dbias: bool,  # noqa: FBT001
     out: Any,
@@ -203,24 +190,26 @@ def _run(
     add_to: Any,
     plan: str | Plan | None,
 ) -> Any:
-    """Run one call. drop: p, seed and offset of a dropout."""
-    given = {"dy": dy, "y": y, **{name: options[name] for name in MASK_ARRAYS}, "out": out, "dbias": add_to}
-    others = [each for name, each in options.items() if name not in MASK_ARRAYS]
-    p, seed, offset = drop
-    scalars = step_calls.scalars_of(p, seed, offset)
-    key = (return_dbias, dtype, p, *(() if scalars else (seed, offset)), *others)
-    dropout = {"dropout": p, "seed": seed, "offset": offset}
-    return step_calls.run(
-        function,
-        given,
-        step_calls.option_keys(*key),
+    """Run one call. options, masks: the values of OPTIONS and MASKS. drop: p, seed and offset of a dropout."""
+    arrays = (dy, y, *masks, out, add_to)
+    scalars = step_calls.scalars_of(*drop)
+    key = (plan, dtype, return_dbias, type(return_dbias), *map(type, drop), *(drop[:1] if scalars else drop))
+    scale, left_padded, causal, causal_offset, window = options
+    if not (scale is causal_offset is window is None and left_padded is causal is False):
+        key += step_calls.option_keys(*options)
+    results, signature = step_calls.again(function, arrays, axis, key, scalars)
+    if results is not None:
+        return results
+    return step_calls.run_checked(
+        signature,
+        dict(zip(ARRAYS, arrays, strict=True)),
         lambda own, axis: check_softmax_gradient(
             function,
             own["dy"],
             own["y"],
-            options | {name: own[name] for name in MASK_ARRAYS},
+            {**dict(zip(OPTIONS, options, strict=True)), **{name: own[name] for name in MASKS}},
             log=function == "log_softmax_backward",
-            **dropout,
+            **dict(zip(("dropout", "seed", "offset"), drop, strict=True)),
             return_dbias=return_dbias,
             axis=axis,
             out=own["out"],
@@ -243,7 +232,9 @@ def _on_host(call: GradientCall) -> None:
 
 
 WHOLE = dict.fromkeys(("y", "dy", "where", "bias", "out"), "y") | {"dbias": "bias"}
-MASK_ARRAYS = ("where", "lengths", "bias")
+OPTIONS = ("scale", "left_padded", "causal", "causal_offset", "window")
+MASKS = ("where", "lengths", "bias")
+ARRAYS = ("dy", "y", *MASKS, "out", "dbias")
 IMPLEMENTATION = step_calls.Implementation(
     gradient_calls.softmax_parts, gradient_calls.softmax_steps, _on_host
 )

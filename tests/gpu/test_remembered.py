@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from cupynorm import layer_norm_backward
 from cupynorm.catalog.op_table import OPS, Op
 from cupynorm.tools.testing import assert_close, inputs
 from tests.gpu.agree import run
@@ -24,6 +25,20 @@ def test_again_has_the_same_bits(xp: Any, op: Op) -> None:
 
     assert first.tobytes() == second.tobytes() == third.tobytes()
     assert_close(third, op.reference(case.x, **case.parameters)[0])
+
+
+def test_results_of_a_repeated_call_are_arrays_as_cupys_own(cuda: Any) -> None:
+    x, gamma = cuda.ones((29, 96), np.float16), cuda.ones(96, np.float32)
+    layer_norm_backward(x, x, gamma)
+
+    found = layer_norm_backward(x, x, gamma)
+
+    for made, like in zip(found, (x, gamma, gamma), strict=True):
+        own = cuda.empty(like.shape, like.dtype)
+        assert type(made) is type(own)
+        for each in ("shape", "strides", "dtype", "size", "nbytes", "ndim", "base", "flags", "device"):
+            assert str(getattr(made, each)) == str(getattr(own, each))
+        assert (made + made).tolist() == (2 * made.get()).tolist()
 
 
 @every_op

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -15,6 +16,7 @@ from cupynorm.catalog import forms
 from cupynorm.invoke import bound_calls, row_ops
 from cupynorm.invoke.bound_calls import Arrays, Launch, bound_call
 from cupynorm.lower.mirrors import POINTER, Struct
+from cupynorm.runtime import devices
 from tests import simulator
 from tests.frames import frames
 from tests.interrupted import interrupted
@@ -160,6 +162,35 @@ def test_an_option_that_is_refused_is_refused_after_its_equal_was_not(
             cupynorm.softmax(x, **refused)
 
 
+@pytest.mark.parametrize(
+    ("call", "first", "then"),
+    [
+        ("layer_norm_backward", {"eps": 1.0}, {"eps": True}),
+        ("layer_norm_backward", {}, {"parameters": 1}),
+        ("softmax_backward", {}, {"causal": 0}),
+        ("softmax_backward", {}, {"left_padded": 0}),
+        ("softmax_backward", {}, {"return_dbias": 0}),
+        ("softmax_backward", {}, {"dropout": False}),
+        ("softmax_backward", {"dropout": 0.5, "seed": 1}, {"dropout": 0.5, "seed": True}),
+        ("logsumexp", {}, {"keepdims": 0}),
+        ("logsumexp", {}, {"return_sign": 0}),
+        ("logsumexp", {}, {"causal": 0}),
+        ("cross_entropy", {}, {"return_grad": 0}),
+        ("cross_entropy", {"ignore_index": 1}, {"ignore_index": True}),
+        ("cross_entropy", {"label_smoothing": 0.0}, {"label_smoothing": False}),
+    ],
+)
+def test_an_option_of_a_gradient_or_loss_is_refused_after_its_equal_was_not(
+    simulated: Any, call: str, first: dict[str, Any], then: dict[str, Any]
+) -> None:
+    x, labels = simulator.cupy.asarray(host()), simulator.cupy.asarray(np.ones(ROWS, np.int32))
+    arrays = {"logsumexp": (x,), "cross_entropy": (x, labels)}.get(call, (x, x))
+    getattr(cupynorm, call)(*arrays, **first)
+    for _ in range(2):
+        with pytest.raises((TypeError, ValueError)):
+            getattr(cupynorm, call)(*arrays, **then)
+
+
 def test_the_zeros_of_both_signs_are_two_options(simulated: Any) -> None:
     cupy = simulator.cupy
     x, r = (
@@ -244,9 +275,10 @@ def test_a_warm_call_enters_few_functions(simulated: Any) -> None:
         "gelu": (4, lambda: cupynorm.bias_gelu(x, g)),
         "heads": (3, lambda: cupynorm.split_heads(x, g, heads=4)),
         # comprehensions are functions, too, before Python 3.12
-        "gradient of a norm": (8, lambda: cupynorm.layer_norm_backward(x, r, g)),
-        "gradient of softmax": (10, lambda: cupynorm.softmax_backward(x, r, causal=True)),
-        "loss": (8, lambda: cupynorm.logsumexp(x)),
+        "gradient of a norm": (4, lambda: cupynorm.layer_norm_backward(x, r, g)),
+        "gradient of softmax": (6, lambda: cupynorm.softmax_backward(x, r, causal=True)),
+        "gradient of gelu": (5, lambda: cupynorm.bias_gelu_backward(x, r, g)),
+        "loss": (4, lambda: cupynorm.logsumexp(x)),
     }
 
     found = {name: frames(call) for name, (_, call) in calls.items()}
@@ -257,11 +289,12 @@ def test_a_warm_call_enters_few_functions(simulated: Any) -> None:
 # ---- several launches, with a workspace between them
 
 
-def test_small_results_are_one_allocation_and_a_workspace_is_one(
-    simulated: Any, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("small", [COLS * 4, 1 << 16], ids=["parameters", "all"])
+def test_small_results_and_a_small_workspace_are_one_allocation(
+    simulated: Any, monkeypatch: pytest.MonkeyPatch, small: int
 ) -> None:
     cupy = simulator.cupy
-    monkeypatch.setattr(bound_calls, "SMALL", COLS * 4)
+    monkeypatch.setattr(bound_calls, "SMALL", small)
     x, dy, gamma = (cupy.asarray(host(*shape)) for shape in ((), (), (COLS,)))
     expected = cupynorm.layer_norm_backward(dy, x, gamma)
     made: list[Any] = []
@@ -272,7 +305,11 @@ def test_small_results_are_one_allocation_and_a_workspace_is_one(
 
     (bound,) = bound_calls.thread.calls.bound.values()
     assert len(bound.parts) == 4  # mean and rstd, and sums for gamma and beta
-    assert [given[0] for given in made] == [(2 * bound_calls.PART,), (ROWS, COLS), (bound.room,)]
+    columns, elements = 2 * bound_calls.PART, 3 * bound_calls.PART  # dgamma and dbeta; dx, of 1152 bytes
+    apart = [(columns,), (ROWS, COLS), (bound.room,)]
+    assert [given[0] for given in made] == (
+        apart if small == COLS * 4 else [(columns + elements + bound.room,)]
+    )
     assert dbeta.data.ptr - dgamma.data.ptr == bound_calls.PART
     for ours, first in zip(found, expected, strict=True):
         assert np.array_equal(cupy.asnumpy(ours), cupy.asnumpy(first))
@@ -280,6 +317,23 @@ def test_small_results_are_one_allocation_and_a_workspace_is_one(
     del dx, dgamma, found
     cupynorm.layer_norm_backward(x, x, gamma)
     assert np.array_equal(cupy.asnumpy(dbeta), kept)  # whose memory is its own as long as it is kept
+
+
+def test_an_array_is_made_by_cupys_base_class(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Base:
+        def _init(self, *given: Any) -> None:
+            self.given = given
+
+    class Array(Base):
+        def __new__(cls, *_: Any) -> Any:
+            raise AssertionError("which takes twice as long")
+
+    monkeypatch.setattr(devices, "cupy", lambda: SimpleNamespace(ndarray=Array))
+
+    made = devices.array_maker()((2, 3), "e")
+
+    assert type(made) is Array
+    assert made.given == ((2, 3), "e", None)
 
 
 class Launches:

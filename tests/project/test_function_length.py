@@ -20,7 +20,6 @@ LONGER = {
     "cupynorm/host/compiled/loops.py: side_by_side": "numba compiles it into one loop, with the functions inside",
     "cupynorm/invoke/bound_calls.py: again": "the way of each call, where every call of a function counts",
     "cupynorm/invoke/row_calls.py: run": "the way of each plain call, where every call of a function counts",
-    "cupynorm/ops/norm_gradient_calls.py: run": "what six functions share, with an argument for each difference",
     "cupynorm/tools/files.py: run": "what it opens stays open in one ExitStack until the targets are complete",
     "kernels/bert/attention.cuh: attend": ONE_LOOP,
     "kernels/bert/attention.cuh: attend_together": ONE_LOOP,
