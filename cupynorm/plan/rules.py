@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from cupynorm.plan.sections.many_blocks import Clusters, FusedClusters, SmallBatch, Split
     from cupynorm.plan.sections.one_block import LateExponential, Rounds, Staged, Streamed, Tile, Tiled
     from cupynorm.plan.sections.register_model import RegisterModel
-    from cupynorm.plan.sections.tilings import Apart, ColumnSums, Stretches
+    from cupynorm.plan.sections.tilings import Apart, ColumnSums, Rings, Stretches
 
 
 class Rules(NamedTuple):
@@ -57,6 +57,7 @@ class Rules(NamedTuple):
     fused_clusters: FusedClusters
     column_sums: ColumnSums
     stretches: Stretches
+    rings: Rings
     apart: Apart
     small_batch: SmallBatch
     split: Split

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from cupynorm.plan.sections.many_blocks import Clusters, FusedClusters, SmallBatch, Split
 from cupynorm.plan.sections.one_block import LateExponential, Rounds, Staged, Streamed, Tile, Tiled
 from cupynorm.plan.sections.register_model import RegisterModel
-from cupynorm.plan.sections.tilings import Apart, ColumnSums, Stretches
+from cupynorm.plan.sections.tilings import Apart, ColumnSums, Rings, Stretches
 
 if TYPE_CHECKING:
     from typing import Any
@@ -25,6 +25,7 @@ SECTIONS: dict[str, Any] = {
     "column_sums": ColumnSums,
     "apart": Apart,
     "stretches": Stretches,
+    "rings": Rings,
     "small_batch": SmallBatch,
     "split": Split,
     "registers": RegisterModel,
