@@ -99,7 +99,7 @@ def finished(question: Question, forced: Plan) -> Plan | None:
     problem = question.problem
     if problem.across or forced.across:
         if forced.kernel == "row_ring":
-            return ring.finished(question, forced, FORCED) if problem.across else None
+            return ring.finished(question, forced, FORCED, forced.waves or ONE_BLOCK_PER_ROW)
         if forced.kernel == "row_stretch":
             return stretch.finished(question, forced, FORCED)
         both = problem.across > 0 and forced.across > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 from typing import Any
 
@@ -30,7 +31,8 @@ def drawn(shape: tuple[int, ...], dtype: str) -> Any:
     return x.astype(dtype_of(dtype))
 
 
-def check(xp: Any, call: Any, x: Any, variant: str, *operands: Any, **options: Any) -> None:
+def check(xp: Any, call: Any, x: Any, variant: Any, *operands: Any, **options: Any) -> Any:
+    """Compare a call with that in float64; return its plan."""
     right = call(x.astype(np.float64), *(each.astype(np.float64) for each in operands), axis=1, **options)
     with row_ops.observed() as plans:
         found = call(xp.asarray(x), *map(xp.asarray, operands), axis=1, plan=variant, **options)
@@ -39,6 +41,7 @@ def check(xp: Any, call: Any, x: Any, variant: str, *operands: Any, **options: A
     digits = DIGITS[x.dtype.name]
     scale = max(1.0, float(np.abs(right).max(initial=0)))
     np.testing.assert_allclose(xp.asnumpy(found).astype(np.float64), right, rtol=digits, atol=digits * scale)
+    return plans[0]
 
 
 @pytest.mark.small
@@ -57,3 +60,23 @@ def test_parameters_of_every_dtype(xp: Any, dtype: str, variant: str) -> None:
         gamma, beta = drawn((shape[1],), dtype), drawn((shape[1],), "float32")
         check(xp, cupynorm.layer_norm, drawn(shape, dtype), variant, gamma, beta)
         check(xp, cupynorm.rms_norm, drawn(shape, dtype), variant, gamma)
+
+
+@pytest.mark.small
+@pytest.mark.parametrize("variant", ["shared", "cluster"])
+def test_blocks_that_go_through_many_tiles(xp: Any, variant: str) -> None:
+    """A ring is full and empty again, of chunks that are no multiple of a tile's."""
+    for dtype, shape in (("float16", (2, 300, 1000)), ("float32", (3, 270, 464))):
+        x, gamma = drawn(shape, dtype), drawn((shape[1],), dtype)
+        plan = check(xp, cupynorm.rms_norm, x, variant, gamma)
+        tiles = -(-shape[0] * shape[2] // (plan.across * plan.vector))
+        assert tiles >= 7
+        few = dataclasses.replace(plan, waves=1e-6)
+        assert check(xp, cupynorm.rms_norm, x, few, gamma).grid == plan.ctas_per_row
+        check(xp, cupynorm.softmax, x, few)
+        check(
+            xp,
+            cupynorm.standardize,
+            x,
+            dataclasses.replace(few, stages=few.vectors // few.rows_per_group + 2),
+        )

@@ -11,6 +11,7 @@ from cupynorm.plan.config import (
     ACCESS_BYTES,
     MAX_CTAS,
     NOWHERE,
+    ONE_BLOCK_PER_ROW,
     PLAIN,
     WARP,
     Plan,
@@ -92,14 +93,17 @@ def _fills_the_device(question: Question, plan: Plan) -> bool:
     return _tiles(question.problem, plan) >= question.rules.rings.fewest * groups
 
 
-def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
-    """Return a plan with its shared memory and its launch; None if its kernel cannot hold such rows."""
+def finished(question: Question, plan: Plan, reason: str, waves: float = ONE_BLOCK_PER_ROW) -> Plan | None:
+    """Return a plan with its shared memory and its launch; None if its kernel cannot hold such rows.
+
+    waves: of all blocks that run at once, how many are launched and go through tiles.
+    """
     problem = question.problem
     if not (_can_be(problem) and _is_sound(problem, plan)):
         return None
     held = plan.stages * _chunk_bytes(plan)
     plan = replace(plan, row_shared_bytes=held, shared_bytes=held + _bytes_beside(problem, plan))
-    return with_grid(question, plan, _tiles(problem, plan) * plan.ctas_per_row, reason)
+    return with_grid(question, plan, _tiles(problem, plan) * plan.ctas_per_row, reason, waves)
 
 
 def _tiles(problem: Problem, plan: Plan) -> int:
@@ -122,7 +126,7 @@ def _bytes_beside(problem: Problem, plan: Plan) -> int:
 def _can_be(problem: Problem) -> bool:
     """Say whether rows are plain ones, of which nothing but x is loaded and y stored, in elements of the same size."""
     beside = problem.load_operands or problem.epilogue_operands or problem.has_scales or problem.may_drop
-    plain = problem.stretch and not (beside or problem.rounds or problem.column_sums)
+    plain = problem.across > 0 and problem.stretch and not (beside or problem.rounds or problem.column_sums)
     return plain and problem.fields == problem.outputs == 1 and problem.output_bytes == problem.load_bytes
 
 
