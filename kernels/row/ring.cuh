@@ -1,6 +1,6 @@
 // shared, cluster of rows whose elements lie apart: tiles of them come through a ring of places in shared memory, of
 // one block or of those of a cluster. A block goes through tiles, and copies of the next ones are on their way while it
-// reduces and stores this one, whose places they take as soon as results are stored (docs/notes/093).
+// reduces and stores this one, whose places they take as soon as results are stored (docs/notes/094).
 #pragma once
 #include <base/async_copy.cuh>
 #include <io/fused.cuh>
