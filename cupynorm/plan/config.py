@@ -174,7 +174,7 @@ class Plan:
         """The kernel of kernels/row that runs such a plan."""
         if self.across or self.variant == "cached":
             apart = "row_stretch" if self.variant == "shared" else "row_across"
-            return apart if self.across else "row_cached"
+            return ("row_ring" if self.stages else apart) if self.across else "row_cached"
         if self.variant == "split" and self.group:
             return "row_spread"
         if self.variant == "split" and self.rows_per_group > 1:
@@ -211,6 +211,9 @@ class Plan:
         }
         if self.kernel == "row_stretch":
             return (self.vectors, self.across, self.rows_per_group, *launch)
+        if self.kernel == "row_ring":
+            chunks = (self.rows_per_group, self.vectors // max(1, self.rows_per_group))
+            return (self.vector, *chunks, self.across, self.stages, self.ctas_per_row, *launch)
         if self.kernel in others:
             return (*tile, *others[self.kernel], *launch)
         if self.kernel == "row_staged":
@@ -282,7 +285,7 @@ BOUNDS: dict[str, tuple[int, int]] = {
     "unaligned": (ALIGNED, UNALIGNED_APART),
     "alignment_period": (0, 16),
     "ctas_per_row": (1, 1 << 16),
-    "stages": (0, 6),
+    "stages": (0, 16),
     "grid": (0, MAX_GRID),
     "block": (WARP, MAX_BLOCK),
     "row_shared_bytes": (0, 1 << 20),

@@ -39,7 +39,7 @@ from cupynorm.plan.partition import (
     shared_bytes,
     threads_with_vectors,
 )
-from cupynorm.plan.variants import across, cached, grid, staged, stretch, summed, tiled, tiles
+from cupynorm.plan.variants import across, cached, grid, ring, staged, stretch, summed, tiled, tiles
 from cupynorm.plan.variants.fused_cluster import has_static_room
 from cupynorm.plan.variants.registers import may_persist
 
@@ -70,6 +70,7 @@ def check_numbers(problem: Problem, limits: Limits, plan: Plan) -> None:
     rows = plan.rows_per_group
     # row_together holds vectors of one row while it reduces, and one vector of each row while it writes
     held = max(plan.vectors, rows) if plan.kernel == "row_together" else plan.vectors * rows
+    held = rows if plan.kernel == "row_ring" else held  # of what waits in shared memory a chunk at a time
     if plan.vector * held > most:
         where = " where something is fused" if problem.fused else ""
         raise DoesNotFitError(
@@ -97,6 +98,8 @@ def finished(question: Question, forced: Plan) -> Plan | None:
     """Return a plan for the effective problem with its launch; None where the kernel cannot hold such rows."""
     problem = question.problem
     if problem.across or forced.across:
+        if forced.kernel == "row_ring":
+            return ring.finished(question, forced, FORCED, forced.waves or ONE_BLOCK_PER_ROW)
         if forced.kernel == "row_stretch":
             return stretch.finished(question, forced, FORCED)
         both = problem.across > 0 and forced.across > 0

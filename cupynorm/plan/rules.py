@@ -47,7 +47,7 @@ if TYPE_CHECKING:
         Tiled,
     )
     from cupynorm.plan.sections.register_model import RegisterModel
-    from cupynorm.plan.sections.tilings import Apart, ColumnSums, Stretches
+    from cupynorm.plan.sections.tilings import Apart, ColumnSums, Rings, Stretches
 
 
 class Rules(NamedTuple):
@@ -66,6 +66,7 @@ class Rules(NamedTuple):
     fused_clusters: FusedClusters
     column_sums: ColumnSums
     stretches: Stretches
+    rings: Rings
     apart: Apart
     small_batch: SmallBatch
     split: Split

@@ -2,4 +2,5 @@
 // contiguous.
 #pragma once
 #include <row/across.cuh>
+#include <row/ring.cuh>
 #include <row/stretch.cuh>

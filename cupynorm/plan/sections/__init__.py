@@ -15,7 +15,7 @@ from cupynorm.plan.sections.one_block import (
     Tiled,
 )
 from cupynorm.plan.sections.register_model import RegisterModel
-from cupynorm.plan.sections.tilings import Apart, ColumnSums, Stretches
+from cupynorm.plan.sections.tilings import Apart, ColumnSums, Rings, Stretches
 
 if TYPE_CHECKING:
     from typing import Any
@@ -34,6 +34,7 @@ SECTIONS: dict[str, Any] = {
     "column_sums": ColumnSums,
     "apart": Apart,
     "stretches": Stretches,
+    "rings": Rings,
     "small_batch": SmallBatch,
     "split": Split,
     "registers": RegisterModel,

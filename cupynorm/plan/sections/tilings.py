@@ -113,6 +113,45 @@ class Stretches(NamedTuple):
     resident: int
 
 
+class RingTiling(NamedTuple):
+    """A tiling of rows that wait in a ring, for elements of so many bytes and rows of `first` to `last` columns.
+
+    parameters: whether it is for rows with affine parameters: 0, 1, or 2 for both. width: bytes side by side. block,
+    blocks: threads, and blocks of a multiprocessor. elements, most_chunks: of a row that a thread takes at a time, and
+    how often at most. most_ctas: blocks of a cluster.
+    """
+
+    bytes: int
+    parameters: int
+    first: int
+    last: int
+    width: int
+    block: int
+    blocks: int
+    elements: int
+    most_chunks: int
+    most_ctas: int
+
+
+class Rings(NamedTuple):
+    """Rows that lie apart, and wait in a ring of shared memory (variants/ring.py).
+
+    Attributes
+    ----------
+    tilings
+        The numbers of a RingTiling each; the first in turn that holds a row is taken.
+    tiles, stages
+        How many tiles a ring has room for at most, and chunks.
+    fewest
+        The fewest tiles that each group of blocks goes through.
+    """
+
+    tilings: Sequence[Sequence[int]]
+    tiles: int
+    stages: int
+    fewest: int
+
+
 class Apart(NamedTuple):
     """Rows whose elements lie apart from one another (variants/across.py, tiles.py, across_grid.py).
 

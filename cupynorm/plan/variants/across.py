@@ -41,6 +41,7 @@ from cupynorm.plan.variants.across_grid import (
     held_over_the_grid,
     share_of_the_grid,
 )
+from cupynorm.plan.variants.ring import ring
 from cupynorm.plan.variants.stretch import stretch
 from cupynorm.plan.variants.tiles import (
     KINDS,
@@ -94,8 +95,12 @@ def across(question: Question, variant: str | None = None, *, cooperative: bool 
     """
     if variant in {None, "shared"}:
         together = stretch(question, asked=variant is not None)
-        if together is not None or variant is not None:
+        if together is not None:
             return together
+    if variant in {None, "shared", "cluster"}:
+        circling = ring(question, variant)
+        if circling is not None or variant == "shared":
+            return circling
     found = (
         finished(question, plan, _why(question.problem, plan))
         for plan in tilings(question, variant)
