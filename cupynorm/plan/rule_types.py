@@ -114,7 +114,8 @@ class TilingRule(NamedTuple):
 
     least_vectors, vectors: of a thread, at least and at most. worths: of clusters of 2, 4, 8 and 16 blocks beside one
     another. busy_bytes: of rows in work on a multiprocessor; more keep memory no busier. busy_threads, busy_blocks:
-    likewise. variants/cluster.py says how a tiling's worth follows. unaligned: as in ClusterRule.
+    likewise. filled: the exponent of the share of places of threads that have a vector. variants/cluster.py says how a
+    tiling's worth follows. unaligned: as in ClusterRule.
     """
 
     id: str
@@ -125,6 +126,7 @@ class TilingRule(NamedTuple):
     busy_bytes: int
     busy_threads: int
     busy_blocks: int
+    filled: float
     unaligned: bool | None = False
 
 

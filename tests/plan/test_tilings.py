@@ -21,7 +21,7 @@ from cupynorm.plan.variants import cluster
 from cupynorm.tools.rule_plans import guessed_occupancy
 
 H200 = RECORDED["h200"]
-EVERY = TilingRule("tried", math.inf, 1, 8, (1.0, 1.0, 1.0, 1.0), 1 << 40, 1 << 20, 1)
+EVERY = TilingRule("tried", math.inf, 1, 8, (1.0, 1.0, 1.0, 1.0), 1 << 40, 1 << 20, 1, 0.5)
 ALIGNED = Problem(1024, 65536, 4, 4, 4, (4, 4))
 UNALIGNED = Problem(1024, 65537, 1, 4, 4, (4, 4), widest_vector=4, unaligned=1, alignment_period=4)
 

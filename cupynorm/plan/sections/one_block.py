@@ -34,6 +34,9 @@ class Tile(NamedTuple):
         Up to which parameters of unaligned rows are cached.
     many_rows
         That a multiprocessor goes through, where a rule asks for many or few.
+    few_narrow
+        Threads that narrow rows take of a multiprocessor, up to which a block has no more than so many: then every
+        multiprocessor has as many as others.
     """
 
     max_elements: Mapping[int, int]
@@ -54,6 +57,7 @@ class Tile(NamedTuple):
     unaligned_cache_elements: Mapping[int, int]
     many_rows: int
     max_summed_bytes: int
+    few_narrow: tuple[int, int]
 
 
 class Tiled(NamedTuple):

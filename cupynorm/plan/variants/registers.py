@@ -253,6 +253,9 @@ def _plan(question: Question, variant: str, group: int, rule: RegisterRule | Fix
     ]
     fits = (fixed or rule.rows * elements * problem.fields <= most) and not problem.doubles
     rows = rule.rows if fits and (problem.alignment_period or not problem.unaligned) else 1
+    most_threads, small = rules.tile.few_narrow
+    few = question.narrow and problem.rows * group <= most_threads * limits.sm_count
+    block = min(rule.block, small) if few else rule.block
     plan = replace(
         PLAIN,
         variant=variant,
@@ -261,7 +264,7 @@ def _plan(question: Question, variant: str, group: int, rule: RegisterRule | Fix
         rows_per_group=rows,
         unaligned=problem.unaligned,
         alignment_period=alignment_period(problem, rows),
-        block=group if problem.rounds and group > WARP else max(1, rule.block // group) * group,
+        block=group if problem.rounds and group > WARP else max(1, block // group) * group,
     )
     plan = in_registers(
         problem, _with_parameter_cache(question, plan, rule, elements, sure=fixed or compiled)
