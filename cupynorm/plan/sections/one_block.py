@@ -35,8 +35,8 @@ class Tile(NamedTuple):
     many_rows
         That a multiprocessor goes through, where a rule asks for many or few.
     few_narrow
-        Threads that narrow rows take of a multiprocessor, up to which a block has no more than so many: then every
-        multiprocessor has as many as others.
+        Threads that narrow rows take of a multiprocessor, which has fewer than many_rows, up to which a block has no
+        more than so many threads.
     """
 
     max_elements: Mapping[int, int]

@@ -162,7 +162,7 @@ def _worth(problem: Problem, plan: Plan, rule: TilingRule) -> float:
     ctas = plan.ctas_per_row
     memory = min(plan.min_blocks / ctas * problem.row_bytes, rule.busy_bytes)
     each = line_vectors(problem, ctas)[1] if problem.unaligned else math.ceil(problem.vectors / ctas)
-    filled = (each / (plan.block * plan.vectors)) ** rule.filled
+    filled = math.pow(each / (plan.block * plan.vectors), rule.filled)
     threads = min(plan.min_blocks * plan.block, rule.busy_threads)
     blocks = math.sqrt(min(plan.min_blocks, rule.busy_blocks))
     return rule.worths[ctas.bit_length() - 2] * memory * filled * threads * blocks

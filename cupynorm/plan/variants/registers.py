@@ -253,9 +253,7 @@ def _plan(question: Question, variant: str, group: int, rule: RegisterRule | Fix
     ]
     fits = (fixed or rule.rows * elements * problem.fields <= most) and not problem.doubles
     rows = rule.rows if fits and (problem.alignment_period or not problem.unaligned) else 1
-    most_threads, small = rules.tile.few_narrow
-    few = question.narrow and problem.rows * group <= most_threads * limits.sm_count
-    block = min(rule.block, small) if few else rule.block
+    block = min(rule.block, _narrow_block(question, group))
     plan = replace(
         PLAIN,
         variant=variant,
@@ -283,6 +281,14 @@ def _plan(question: Question, variant: str, group: int, rule: RegisterRule | Fix
     threads = min(resident, limits.threads_per_sm, limits.registers_per_sm // needed)
     plan = replace(plan, min_blocks=max(1, threads // plan.block))
     return with_grid(question, plan, blocks_of(problem, plan), rule)
+
+
+def _narrow_block(question: Question, group: int) -> int:
+    """Return how many threads a block of narrow rows has at most: fewer where they are few, in the same order."""
+    problem, tile, sms = question.problem, question.rules.tile, question.limits.sm_count
+    most_threads, block = tile.few_narrow
+    few = problem.rows < tile.many_rows * sms and problem.rows * group <= most_threads * sms
+    return block if question.narrow and few else MAX_BLOCK
 
 
 def _resident_threads(question: Question, rule: RegisterRule | FixedRule, elements: int) -> int:
