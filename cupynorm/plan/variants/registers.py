@@ -253,7 +253,7 @@ def _plan(question: Question, variant: str, group: int, rule: RegisterRule | Fix
     ]
     fits = (fixed or rule.rows * elements * problem.fields <= most) and not problem.doubles
     rows = rule.rows if fits and (problem.alignment_period or not problem.unaligned) else 1
-    block = min(rule.block, _narrow_block(question, group))
+    block = _block(question, rule, group)
     plan = replace(
         PLAIN,
         variant=variant,
@@ -283,12 +283,11 @@ def _plan(question: Question, variant: str, group: int, rule: RegisterRule | Fix
     return with_grid(question, plan, blocks_of(problem, plan), rule)
 
 
-def _narrow_block(question: Question, group: int) -> int:
-    """Return how many threads a block of narrow rows has at most: fewer where they are few, in the same order."""
-    problem, tile, sms = question.problem, question.rules.tile, question.limits.sm_count
-    most_threads, block = tile.few_narrow
-    few = problem.rows < tile.many_rows * sms and problem.rows * group <= most_threads * sms
-    return block if question.narrow and few else MAX_BLOCK
+def _block(question: Question, rule: RegisterRule | FixedRule, group: int) -> int:
+    """Return how many threads a rule gives a block: fewer where rows are few, each in the same order."""
+    rows, tile, sms = question.problem.rows, question.rules.tile, question.limits.sm_count
+    few = rows < tile.many_rows * sms and rows * group <= tile.few_block_threads * sms
+    return rule.few_block if few and isinstance(rule, RegisterRule) and rule.few_block else rule.block
 
 
 def _resident_threads(question: Question, rule: RegisterRule | FixedRule, elements: int) -> int:
