@@ -17,7 +17,8 @@ class RegisterRule(NamedTuple):
     thread_bytes: of a row and of what is loaded with it. block: threads of a block at least. resident_threads: of a
     multiprocessor. parameter_cache: as in Plan, as far as registers allow. rows: that a group holds at once.
     extra_registers: the rule was compiled for its architecture and did not spill with fused arithmetic that needs so
-    many registers, for a row of a power of two of vectors; 0: not checked, registers are estimated.
+    many registers, for a row of a power of two of vectors; 0: not checked, registers are estimated. few_block: threads
+    of a block where rows take few threads of a multiprocessor; 0: as many as elsewhere.
     """
 
     id: str
@@ -28,6 +29,7 @@ class RegisterRule(NamedTuple):
     parameter_cache: int = 0
     rows: int = 1
     extra_registers: int = 0
+    few_block: int = 0
 
 
 class FixedRule(NamedTuple):
@@ -114,7 +116,8 @@ class TilingRule(NamedTuple):
 
     least_vectors, vectors: of a thread, at least and at most. worths: of clusters of 2, 4, 8 and 16 blocks beside one
     another. busy_bytes: of rows in work on a multiprocessor; more keep memory no busier. busy_threads, busy_blocks:
-    likewise. variants/cluster.py says how a tiling's worth follows. unaligned: as in ClusterRule.
+    likewise. filled: the exponent of the share of places of threads that have a vector. variants/cluster.py says how a
+    tiling's worth follows. unaligned: as in ClusterRule.
     """
 
     id: str
@@ -125,6 +128,7 @@ class TilingRule(NamedTuple):
     busy_bytes: int
     busy_threads: int
     busy_blocks: int
+    filled: float
     unaligned: bool | None = False
 
 

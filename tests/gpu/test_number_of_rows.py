@@ -14,7 +14,7 @@ from cupynorm.plan.config import WARP
 # Widths at which the planner takes another launch for many rows than for few.
 COLS = {
     "layer_norm": (128, 127, 197, 448, 512, 640, 4000, 4097, 5001),
-    "rms_norm": (64, 127, 128, 256, 1000, 5001),
+    "rms_norm": (33, 64, 127, 128, 256, 1000, 5001),
     "softmax": (64, 128, 256, 384, 1023, 4096),
 }
 MOST = 40_000  # more than 192 for each multiprocessor of an H200

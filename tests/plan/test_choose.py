@@ -468,17 +468,17 @@ def test_long_rows_that_are_only_read_are_streams(
         assert chosen(dataclasses.replace(read, **other)).variant != "uncached"
 
 
-def test_short_rows_that_are_only_read_are_a_warps_where_they_fill_it() -> None:
+def test_short_rows_that_are_only_read_give_each_thread_four_vectors() -> None:
     read = Problem(rows=4096, cols=1024, vector=4, load_bytes=4, compute_bytes=4, fused=True)
 
     def chosen(problem: Problem) -> tuple[str, int, int]:
         plan = choose(problem, H200, lambda plan: max(1, plan.min_blocks))
         return plan.variant, plan.group, plan.vectors
 
-    assert chosen(read) == ("warp", 32, 8)
+    assert chosen(read) == ("block", 64, 4)
     assert chosen(dataclasses.replace(read, output_bytes=4)) == ("block", 128, 2)
-    assert chosen(dataclasses.replace(read, cols=1000)) == ("block", 64, 4)
-    assert chosen(dataclasses.replace(read, cols=128)) == ("warp", 16, 2)
+    assert chosen(dataclasses.replace(read, cols=2048)) == ("block", 128, 4)
+    assert chosen(dataclasses.replace(read, cols=128)) == ("warp", 8, 4)
 
 
 @pytest.mark.parametrize(("cols", "block"), [(2048, 64), (4096, 128), (8192, 256)])

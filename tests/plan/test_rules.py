@@ -162,6 +162,7 @@ def test_a_rule_is_in_the_range_of_what_a_kernel_can_do(file: Path, row: Mapping
     block = row.get("block", WARP)
     assert block % WARP == 0
     assert WARP <= block <= MAX_BLOCK
+    assert row.get("few_block", 0) in range(0, block, WARP)
     assert row.get("resident_threads", block) >= block
     assert row.get("thread_bytes", size) >= size
 

@@ -21,7 +21,7 @@ from cupynorm.plan.variants import cluster
 from cupynorm.tools.rule_plans import guessed_occupancy
 
 H200 = RECORDED["h200"]
-EVERY = TilingRule("tried", math.inf, 1, 8, (1.0, 1.0, 1.0, 1.0), 1 << 40, 1 << 20, 1)
+EVERY = TilingRule("tried", math.inf, 1, 8, (1.0, 1.0, 1.0, 1.0), 1 << 40, 1 << 20, 1, 0.5)
 ALIGNED = Problem(1024, 65536, 4, 4, 4, (4, 4))
 UNALIGNED = Problem(1024, 65537, 1, 4, 4, (4, 4), widest_vector=4, unaligned=1, alignment_period=4)
 
@@ -133,3 +133,34 @@ def test_registers_beside_the_values_bound_the_threads_of_a_multiprocessor(besid
     plan = ragged_plan(1272, {**ROW, "vectors": 5, "registers_beside": beside})
 
     assert (plan.vectors, plan.block, plan.min_blocks) == (5, 128, blocks)  # 40 values of a thread
+
+
+@pytest.mark.parametrize(("rows", "block"), [(8192, 128), (24576, 128), (25344, 256), (49152, 256)])
+def test_few_narrow_rows_have_smaller_blocks_and_are_summed_in_the_same_order(rows: int, block: int) -> None:
+    plan = planned(Problem(rows, 33, 1, 2, 4, (2,)))
+
+    assert (plan.block, plan.group, plan.vectors, plan.vector) == (block, 8, 5, 1)
+
+
+def test_empty_places_count_as_much_as_a_rule_says() -> None:
+    bounded = EVERY._replace(least_vectors=3, busy_bytes=1, busy_threads=32)
+    full, *_ = cluster.tilings(question(ALIGNED), bounded)
+    any_of_them, *_ = cluster.tilings(question(ALIGNED), bounded._replace(filled=0.0))
+
+    assert full.full
+    assert (any_of_them.ctas_per_row, any_of_them.vectors) == (
+        4,
+        5,
+    )  # the fewest of those that have the registers
+
+
+@pytest.mark.parametrize(("cols", "block"), [(2**19, 256), (2**20, 256), (2**21, 512)])
+def test_one_row_of_the_grid_has_few_warps_where_they_have_few_vectors(cols: int, block: int) -> None:
+    assert planned(Problem(1, cols, 8, 2, 4)).block == block
+
+
+@pytest.mark.parametrize(("parameters", "block"), [((), 1024), ((4,), 1024), ((4, 4), 896)])
+def test_the_grid_s_blocks_leave_registers_for_two_affine_parameters(
+    parameters: tuple[int, ...], block: int
+) -> None:
+    assert planned(Problem(16, 2**20, 4, 4, 4, parameters)).block == block

@@ -126,6 +126,8 @@ class Split(NamedTuple):
     ----------
     blocks, block, crowded_block, min_block
         Blocks of a multiprocessor, and their threads: as a rule, where the compiler wants more registers, and at least.
+    whole_affine_block
+        Threads of one block of a multiprocessor at most, where there are two affine parameters: more would spill.
     vectors, part_vectors
         That a thread reads at a time, and that it has of a block's part where that is short.
     overflow
@@ -134,7 +136,8 @@ class Split(NamedTuple):
         Rows that are read twice, one by each group of blocks, where messages have room of their own: how many may
         always be in work at once, the bytes of more, and what it is worth to have one, as nobody works while it meets.
     in_registers_bytes, in_registers_block, in_registers_blocks
-        One row in registers: its bytes from .. to, threads of a block, blocks of a multiprocessor.
+        One row in registers: its bytes from .. to, threads of a block, where they have few vectors then and where they
+        would have many, and blocks of a multiprocessor.
     two_pass_min_rows, two_pass_rows, two_pass_vectors, two_pass_block
         Rows that are read twice, side by side: from so many on, so many at a time; vectors of a thread, threads of a
         block.
@@ -145,6 +148,7 @@ class Split(NamedTuple):
     blocks: int
     block: Mapping[int, int]
     crowded_block: Mapping[int, int]
+    whole_affine_block: int
     min_block: int
     vectors: int
     part_vectors: int
@@ -153,7 +157,7 @@ class Split(NamedTuple):
     again_bytes: int
     again_alone: float
     in_registers_bytes: tuple[int, int]
-    in_registers_block: int
+    in_registers_block: tuple[int, int]
     in_registers_blocks: int
     two_pass_min_rows: int
     two_pass_rows: int

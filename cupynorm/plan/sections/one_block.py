@@ -34,6 +34,8 @@ class Tile(NamedTuple):
         Up to which parameters of unaligned rows are cached.
     many_rows
         That a multiprocessor goes through, where a rule asks for many or few.
+    few_block_threads
+        Threads that rows take of a multiprocessor, which has fewer than many_rows, up to which a few_block holds.
     """
 
     max_elements: Mapping[int, int]
@@ -54,6 +56,7 @@ class Tile(NamedTuple):
     unaligned_cache_elements: Mapping[int, int]
     many_rows: int
     max_summed_bytes: int
+    few_block_threads: int
 
 
 class NarrowFused(NamedTuple):

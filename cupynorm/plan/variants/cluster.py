@@ -141,11 +141,12 @@ def _by_tiling_rule(question: Question, rule: TilingRule) -> Plan | None:
 def tilings(question: Question, rule: TilingRule) -> list[Plan]:
     """Return a plan for each number of blocks of a cluster and of a thread's vectors; the best first.
 
-    A second row is on its way only where a multiprocessor has one block, whose next row would else be waited for.
+    Of as good ones that of fewer vectors comes first, and that with a second row on its way, which is tried only where
+    a multiprocessor has one block, whose next row would else be waited for.
     """
     powers = range(1, len(rule.worths) + 1)
     ctas = [1 << power for power in powers if 1 << power <= question.max_ctas]
-    every = itertools.product(ctas, range(rule.least_vectors, rule.vectors + 1), (1, 2))
+    every = itertools.product(ctas, range(rule.least_vectors, rule.vectors + 1), (2, 1))
     exact = (ClusterRule(rule.id, rule.row_bytes, *each, unaligned=None, fewer=0) for each in every)
     found = filter(None, (in_cluster_registers(question, each) for each in exact))
     held = (plan for plan in found if plan.vectors >= rule.least_vectors)
@@ -156,14 +157,12 @@ def tilings(question: Question, rule: TilingRule) -> list[Plan]:
 def _worth(problem: Problem, plan: Plan, rule: TilingRule) -> float:
     """Return how good a tiling is: by the bytes of rows in work on a multiprocessor, and by its threads and blocks.
 
-    A second row on its way counts half. So do places of threads that are empty: others have the issue slots then
-    (docs/notes/081).
+    Places of threads that are empty count less: others have the issue slots then (docs/notes/081).
     """
     ctas = plan.ctas_per_row
-    rows = plan.min_blocks / ctas * (1 + plan.stages) / 2
-    memory = min(rows * problem.row_bytes, rule.busy_bytes)
+    memory = min(plan.min_blocks / ctas * problem.row_bytes, rule.busy_bytes)
     each = line_vectors(problem, ctas)[1] if problem.unaligned else math.ceil(problem.vectors / ctas)
-    filled = math.sqrt(each / (plan.block * plan.vectors))
+    filled = math.pow(each / (plan.block * plan.vectors), rule.filled)
     threads = min(plan.min_blocks * plan.block, rule.busy_threads)
     blocks = math.sqrt(min(plan.min_blocks, rule.busy_blocks))
     return rule.worths[ctas.bit_length() - 2] * memory * filled * threads * blocks
@@ -197,8 +196,7 @@ def _resident(question: Question, plan: Plan) -> int:
     problem, limits, model = question.problem, question.limits, question.rules.registers
     values = words(problem, plan.vectors * plan.vector, cached=False)
     measured, converted = question.measured, plan.parameter_cache == CONVERTED
-    # LayerNorm takes both sums in one pass, and converted parameters are found without arithmetic
-    few = measured and problem.element_bytes == HALF_BYTES and (len(problem.parameter_bytes) > 1 or converted)
+    few = measured and problem.element_bytes == HALF_BYTES and bool(problem.parameter_bytes)
     needed = values + (model.cluster_rows_few if few else model.cluster_rows)
     needed += model.mixed_types * (not problem.same_types)
     needed += model.step * (plan.dynamic and values > model.cluster_large)

@@ -123,12 +123,14 @@ def _one_row(question: Question) -> Plan | None:
     if problem.rows > 1 or not least <= problem.row_bytes <= most:
         return None
     ctas = limits.sm_count
-    if problem.vectors <= ctas * numbers.in_registers_block:  # a vector a thread: few blocks meet sooner
+    small, block = numbers.in_registers_block
+    if problem.vectors <= ctas * block:  # a vector a thread: few blocks meet sooner
         ctas //= 2
-    elements = math.ceil(problem.vectors / ctas / numbers.in_registers_block) * problem.vector
+    if math.ceil(problem.vectors / ctas / small) <= question.rules.tile.many_vectors:  # so do few warps
+        block = small
+    elements = math.ceil(problem.vectors / ctas / block) * problem.vector
     # the next kernel's blocks find room beside these, and are there when they end
     beside = can_cache(question, elements) and question.measured
-    block = numbers.in_registers_block
     plan = replace(
         PLAIN,
         variant="split",
@@ -148,7 +150,7 @@ def finished_one_row(question: Question, plan: Plan, reason: str = ONE_ROW) -> P
     elements = vectors * problem.vector
     if not question.whole_vectors or elements > rules.tile.max_elements[problem.compute_bytes]:
         return None
-    if plan.block > rules.split.in_registers_block and vectors > rules.tile.many_vectors:
+    if plan.block > rules.split.in_registers_block[-1] and vectors > rules.tile.many_vectors:
         return None
     needed = rules.registers.one_row + words(problem, elements, cached=True)
     cached = bool(problem.parameter_bytes) and needed * plan.block <= limits.registers_per_sm
@@ -208,6 +210,8 @@ def _in_shared_memory(question: Question) -> Plan | None:
     )
     blocks = question.rules.staged.whole_block if whole else numbers.block
     block = (numbers.crowded_block if crowded else blocks)[problem.compute_bytes]
+    if whole and len(problem.parameter_bytes) > 1:
+        block = min(block, numbers.whole_affine_block)
     block = min(block, limits.threads_per_sm // resident)
     room = limits.shared_bytes_per_sm // resident - limits.reserved_shared_bytes - STATIC_SHARED_BYTES
     row_shared_bytes = min(room, limits.shared_bytes_per_block) // ACCESS_BYTES * ACCESS_BYTES

@@ -270,6 +270,7 @@ def _plan(question: Question, variant: str, group: int, rule: RegisterRule | Fix
     ]
     fits = (fixed or rule.rows * elements * problem.fields <= most) and not problem.doubles
     rows = rule.rows if fits and (problem.alignment_period or not problem.unaligned) else 1
+    block = _block(question, rule, group)
     plan = replace(
         PLAIN,
         variant=variant,
@@ -278,7 +279,7 @@ def _plan(question: Question, variant: str, group: int, rule: RegisterRule | Fix
         rows_per_group=rows,
         unaligned=problem.unaligned,
         alignment_period=alignment_period(problem, rows),
-        block=group if problem.rounds and group > WARP else max(1, rule.block // group) * group,
+        block=group if problem.rounds and group > WARP else max(1, block // group) * group,
     )
     plan = in_registers(
         problem, _with_parameter_cache(question, plan, rule, elements, sure=fixed or compiled)
@@ -297,6 +298,13 @@ def _plan(question: Question, variant: str, group: int, rule: RegisterRule | Fix
     threads = min(resident, limits.threads_per_sm, limits.registers_per_sm // needed)
     plan = replace(plan, min_blocks=max(1, threads // plan.block))
     return with_grid(question, plan, blocks_of(problem, plan), rule)
+
+
+def _block(question: Question, rule: RegisterRule | FixedRule, group: int) -> int:
+    """Return how many threads a rule gives a block: fewer where rows are few, each in the same order."""
+    rows, tile, sms = question.problem.rows, question.rules.tile, question.limits.sm_count
+    few = rows < tile.many_rows * sms and rows * group <= tile.few_block_threads * sms
+    return rule.few_block if few and isinstance(rule, RegisterRule) and rule.few_block else rule.block
 
 
 def _resident_threads(question: Question, rule: RegisterRule | FixedRule, elements: int) -> int:
