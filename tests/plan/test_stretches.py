@@ -24,10 +24,11 @@ def planned(
         "fused": True,
         "in_steps": True,
         "room": True,
-        "stretch": True,
+        "adjoining_stretches": True,
         "output_bytes": load_bytes,
         **others,
     }
+    given.setdefault("stretches", (load_bytes, *({given["output_bytes"]} - {0, load_bytes})))
     vector = next(width for width in (4, 2, 1) if across % width == 0 and width * load_bytes <= 8)
     problem = Problem(outer * across, cols, vector, load_bytes, 4, **{"across": across, **given})
     return choose(problem, RECORDED[device], lambda plan: plan.min_blocks)
@@ -62,7 +63,7 @@ def test_what_was_not_measured_stays_as_it_was() -> None:
     assert is_stretch(8192, 256, 33)
     assert not is_stretch(8192, 256, 33, 1)
     assert not is_stretch(8192, 256, 33, 8)
-    assert not is_stretch(8192, 256, 33, stretch=False)
+    assert not is_stretch(8192, 256, 33, stretches=())
     assert not is_stretch(8192, NUMBERS.columns - 1, 33)
 
 

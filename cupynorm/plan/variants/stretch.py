@@ -31,6 +31,8 @@ def stretch(question: Question, *, asked: bool) -> Plan | None:
         return None
     few, many = numbers.neighbours
     better = few <= problem.across <= many and problem.cols >= numbers.columns and _leaves_gaps(question)
+    results = problem.output_bytes not in {0, problem.load_bytes}
+    better = better and not problem.interval_mask and len(problem.stretches) == 1 + results
     plan = _cut(question)
     if not (asked or (better and _fills_the_device(question, plan))):
         return None
@@ -59,6 +61,7 @@ def _cut(question: Question) -> Plan:
     few, many = numbers.blocks
     each = problem.across * problem.cols * max(problem.load_bytes, problem.output_bytes)
     tables = max(1, min(many // problem.across, numbers.tables, numbers.bytes // max(1, each)))
+    tables = tables if problem.adjoining_stretches else 1
     rows = problem.across * tables
     block = few if each <= numbers.bytes and 2 * rows <= few else many
     plan = replace(
@@ -86,6 +89,9 @@ def _with_shared_memory(problem: Problem, plan: Plan) -> Plan:
     slots = plan.across * plan.rows_per_group * (plan.group + 1) * (plan.group > 1)
     held = _stretch_bytes(problem, plan)
     needed = slots * in_accesses(problem.message_numbers * problem.compute_bytes) + held
+    needed += in_accesses(
+        problem.cols * len(problem.parameter_bytes) * problem.compute_bytes
+    )  # gamma and beta
     return replace(plan, row_shared_bytes=held, shared_bytes=needed)
 
 
@@ -94,14 +100,13 @@ def _blocks(problem: Problem, plan: Plan) -> int:
 
 
 def _stretch_bytes(problem: Problem, plan: Plan) -> int:
-    """Return the bytes of a block's stretches, which begin and end anywhere in an access; and of their results."""
+    """Return the bytes of a block's stretches, which begin and end anywhere in an access."""
     elements = plan.across * plan.rows_per_group * problem.cols
-    sizes = {problem.load_bytes, problem.output_bytes} - {0}  # those of one size have the same places
-    return sum((elements * size // ACCESS_BYTES + 2) * ACCESS_BYTES for size in sizes)
+    return sum((elements * size // ACCESS_BYTES + 2) * ACCESS_BYTES for size in problem.stretches)
 
 
 def _can_be(problem: Problem) -> bool:
-    return problem.stretch and not (problem.rounds or problem.column_sums) and problem.fields == 1
+    return bool(problem.stretches) and not (problem.rounds or problem.column_sums)
 
 
 def _is_sound(problem: Problem, plan: Plan) -> bool:
@@ -109,6 +114,7 @@ def _is_sound(problem: Problem, plan: Plan) -> bool:
     rows = plan.across * plan.rows_per_group
     alone = plan.vector == plan.ctas_per_row == plan.alignment_period == 1 and not plan.unaligned
     alone = alone and not (plan.full or plan.stages or plan.parameter_cache) and plan.waits == NOWHERE
+    alone = alone and (problem.adjoining_stretches or plan.rows_per_group == 1)
     down = plan.block // rows if 0 < rows <= MAX_BLOCK else 0
     shares = plan.across == problem.across and down == plan.group > 0 and (down > 1 or rows >= WARP)
     return alone and shares
