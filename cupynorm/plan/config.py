@@ -210,7 +210,8 @@ class Plan:
             "row_tiled": (self.group,),
         }
         if self.kernel == "row_stretch":
-            return (self.vectors, self.across, self.rows_per_group, *launch)
+            converts = self.parameter_cache == CONVERTED
+            return (self.vectors, self.across, self.rows_per_group, converts, *launch)
         if self.kernel in others:
             return (*tile, *others[self.kernel], *launch)
         if self.kernel == "row_staged":

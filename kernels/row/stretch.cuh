@@ -15,9 +15,11 @@ extern __shared__ __align__(16) unsigned char shared_memory[];
 namespace cupynorm {
 
 // kNeighbours rows are a table, and a block has kTables of these: a thread for each row, and kDown that share it. They
-// take kElements of its elements at a time. The other names are those that reductions ask for (apart.cuh).
-template <int Elements, int Neighbours, int Tables, int Block, int MinBlocks>
+// take kElements of its elements at a time. kConverts: gamma and beta wait in shared memory, in the compute type. The
+// other names are those that reductions ask for (apart.cuh).
+template <int Elements, int Neighbours, int Tables, bool Converts, int Block, int MinBlocks>
 struct Stretch {
+  static constexpr bool kConverts = Converts;
   static constexpr int kElements = Elements, kNeighbours = Neighbours, kTables = Tables, kBlock = Block,
       kMinBlocks = MinBlocks;
   static constexpr int kVector = 1, kRows = Neighbours * Tables, kLanes = kRows, kDown = Block / kRows,
@@ -96,32 +98,27 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   static_assert(kStores || !Load::kStoresComputed, "all meet once more before either is copied");
   using Places = ReductionPlaces<Op, Shape, false>;
   using Number = typename Store::Affines::template Number<Compute>;
-  constexpr bool kAffine = Store::Affines::kPresent;
+  constexpr bool kAffine = Store::Affines::kPresent && Shape::kConverts;
 
   pdl_wait_and_trigger();
   if (has_ended(a.op, a.rows)) return;
   const int cols = int(a.cols), thread = threadIdx.x;
   const int64 first_row = int64(blockIdx.x) * kRows;
   const int rows = a.rows - first_row < kRows ? int(a.rows - first_row) : kRows, held = rows * cols;
-  const auto own = RowOfTable<Shape>::of(thread < Shape::kThreads ? thread : 0);
-  const bool here = thread < Shape::kThreads && own.slot(0) < rows;
-  const int64 row = first_row + (here ? own.slot(0) : 0);
-  const int begin = here ? own.table * cols * kNeighbours + own.row : 0;
 
   // reductions, then columns' parameters, x and what is loaded beside it, and results that have no place among x
   Number* const numbers = reinterpret_cast<Number*>(shared_memory + Places::kBytes);
   unsigned char* place = shared_memory + Places::kBytes + (kAffine ? (cols * int(sizeof(Number)) + 15) / 16 * 16 : 0);
-  typename Load::RowPointer sources[1] = {a.load.at(row)};
-  a.load.each_scattered(first_row, sources[0], [&](auto from, auto& pointer, auto& columns) {
-    pointer = begin_stretch<Shape::kBlock>(place, from, held) + begin, columns.stride[0] = kNeighbours;
+  const void* begins[2 + Load::kOperandCount];  // x, operands and a mask
+  int number = 0;
+  typename Load::RowPointer sources[1];
+  a.load.each_scattered(first_row, sources[0], [&](auto from, auto&, auto&) {
+    begins[number++] = begin_stretch<Shape::kBlock>(place, from, held);
     place += stretch_bytes(kRows * cols * int(sizeof(*from)));
   });
-  if constexpr (Load::kStoresComputed) {
-    auto* const computed = place_like(place, a.load.keeping.at(first_row).pointer);
-    sources[0].keeping.pointer = computed + begin, sources[0].keeping.stride[0] = kNeighbours;
-    place += stretch_bytes(kRows * cols * int(sizeof(*computed)));
-  }
   commit_copies();
+
+  // ---- while they are on their way
   if constexpr (kAffine) {
 #pragma unroll 1
     for (int col = thread; col < cols; col += Shape::kBlock) {
@@ -130,45 +127,64 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       numbers[col] = own[0];
     }
   }
+  const auto own = RowOfTable<Shape>::of(thread < Shape::kThreads ? thread : 0);
+  const bool here = thread < Shape::kThreads && own.slot(0) < rows;
+  const int64 row = first_row + (here ? own.slot(0) : 0);
+  const int begin = here ? own.table * cols * kNeighbours + own.row : 0;
+  sources[0] = a.load.at(row);
+  number = 0;
+  a.load.each_scattered(first_row, sources[0], [&](auto from, auto& pointer, auto& columns) {
+    pointer = static_cast<decltype(from)>(begins[number++]) + begin, columns.stride[0] = kNeighbours;
+  });
+  if constexpr (Load::kStoresComputed) {
+    auto* const computed = place_like(place, a.load.keeping.at(first_row).pointer);
+    sources[0].keeping.pointer = computed + begin, sources[0].keeping.stride[0] = kNeighbours;
+    place += stretch_bytes(kRows * cols * int(sizeof(*computed)));
+  }
+  // the thread's columns: every kDown-th from `first` on, before `end`, but for those that an interval drops
+  int first = own.down, end = here ? cols : 0;
+  if constexpr (Load::kInterval) {
+    const Bounds<int> kept = sources[0].interval();
+    first += kept.begin > first ? (kept.begin - first + (kDown - 1)) / kDown * kDown : 0;
+    end = kept.end < end ? kept.end : end;
+  }
   wait_for_copies<0>();
   __syncthreads();
 
   // Calls body(column, how many there are) for each round of what the thread has of its row.
   auto each_round = [&](auto body) {
-    int col = own.down;
+    int col = first;
 #pragma unroll 1
-    for (; col + (kRound - kDown) < cols && here; col += kRound) body(col, Predicate<kElements>{kElements, false});
-    if (col < cols && here) body(col, Predicate<0>{(cols - col + (kDown - 1)) / kDown, false});
+    for (; col + (kRound - kDown) < end; col += kRound) body(col, Predicate<kElements>{kElements, false});
+    if (col < end) body(col, Predicate<0>{(end - col + (kDown - 1)) / kDown, false});
   };
-  // Computes its elements from column `col` on, and gives a bit for each that no mask drops.
-  auto take = [&](int col, int count, ElementOf<Op> (&x)[1][kElements]) {
+  // Computes elements from column `col` on, and says which of them a mask's bytes keep; pads: with padding for others.
+  auto take = [&](int col, int count, ElementOf<Op> (&x)[1][kElements], bool (&kept)[kElements], bool pads) {
     typename Load::RowPointer from[1] = {sources[0]};
     from[0].begin_at(col);
-    ElementOf<Op> first[1] = {Op::padding()};
-    unsigned keeps = 0;
 #pragma unroll
     for (int j = 0; j < kElements; ++j) {
-      x[0][j] = Op::kHasPivot ? first[0] : Op::padding();
+      x[0][j] = Op::kHasPivot && j > 0 ? x[0][0] : Op::padding(), kept[j] = true;
       if (j >= count) continue;
       typename Load::template Beside<1> beside;  // of columns, not Steps, of which addresses are global ones
       const auto loaded = Load::template load_across<1, true>(from, j * kDown, beside);
       ElementOf<Op> computed[1];
-      keeps |= Load::template unpack_across<1>(from, loaded, beside, computed, j * kDown, Op::padding()) << j;
+      Load::template compute_across<1>(from, loaded, beside.operands, computed, j * kDown);
       x[0][j] = computed[0];
-      if (j == 0) first[0] = computed[0];
+      if constexpr (Load::kMaskBytes) kept[j] = from[0].mask.template bits<1, true>(beside.mask.of(0), j * kDown) & 1;
+      if (pads && !kept[j]) x[0][j] = Op::padding();
     }
-    return keeps;
   };
-
 
   RunningRows<Op, 1, typename Load::Precision> running;
   each_round([&](int col, auto valid) {
     ElementOf<Op> x[1][kElements];
-    take(col, valid.total(), x);
-    if constexpr (Load::kStoresComputed) {
+    bool kept[kElements];
+    take(col, valid.total(), x, kept, true);
 #pragma unroll
-      for (int j = 0; j < kElements; ++j) {
-        const ElementOf<Op> computed[1] = {x[0][j]};
+    for (int j = 0; j < kElements; ++j) {
+      const ElementOf<Op> computed[1] = {x[0][j]};
+      if constexpr (Load::kStoresComputed) {
         if (j < valid.total()) Load::template store_computed_across<1>(sources, computed, col + j * kDown);
       }
     }
@@ -188,20 +204,35 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     typename Store::RowPointer targets[1] = {a.store.at(row)};
     targets[0].to.first.stride[0] = kNeighbours;
     const typename Store::template EpilogueOperands<1> kNoOperands[1] = {};
+    // A result for a column, and for the j-th of the thread's behind it.
+    auto put = [&](int col, int j, Compute result) {
+      const Compute y[1] = {result};
+      targets[0].to.first.pointer = results + begin + col * kNeighbours;
+      const auto store = [&](const auto& columns) {
+        Store::template store_across<1>(targets, y, columns, kNoOperands, j * kDown);
+      };
+      if constexpr (kAffine) store(Scalings<Number, 1>{{numbers[col + j * kDown]}});
+      else store(a.store.template columns<1>(col + j * kDown));
+    };
     each_round([&](int col, auto valid) {
       ElementOf<Op> x[1][kElements];
-      const unsigned keeps = take(col, valid.total(), x);
-      targets[0].to.first.pointer = results + begin + col * kNeighbours;
+      bool kept[kElements];
+      take(col, valid.total(), x, kept, false);
 #pragma unroll
       for (int j = 0; j < kElements; ++j) {
         if (j >= valid.total()) continue;
-        Compute y[1] = {Op::map_raw(x[0][j], whole)};
-        if constexpr (Load::kDrops) y[0] = keeps >> j & 1 ? y[0] : Op::dropped();
-        Scalings<Number, 1> columns;
-        if constexpr (kAffine) columns.column[0] = numbers[col + j * kDown];
-        Store::template store_across<1>(targets, y, columns, kNoOperands, j * kDown);
+        Compute y = Op::map_raw(x[0][j], whole);
+        if constexpr (Load::kMaskBytes) y = kept[j] ? y : Op::dropped();
+        put(col, j, y);
       }
     });
+    if constexpr (Load::kInterval) {
+      const int behind = end > first ? first + (end - first + (kDown - 1)) / kDown * kDown : first;
+#pragma unroll 4
+      for (int col = own.down; here && col < first && col < cols; col += kDown) put(col, 0, Op::dropped());
+#pragma unroll 4
+      for (int col = behind; here && col < cols; col += kDown) put(col, 0, Op::dropped());
+    }
     __syncthreads();
     end_stretch<Shape::kBlock>(to, results, held);
   }
