@@ -42,6 +42,7 @@ from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.vectors import (
     Vectors,
     across_width,
+    adjoins_next,
     begins_whole,
     common_alignment,
     is_in_runs,
@@ -241,12 +242,29 @@ def _may_be_shifted(x: View, what: Around, axes: int) -> bool:
     return odd and all(lies_alike(each, x, axes) for each in (x, *_written(what)))
 
 
-def _is_stretch(x: View, what: Around, axes: int) -> bool:
-    """Say whether nothing but stretches of rows that are neighbours comes and goes: kernels/row/stretch.cuh."""
-    beside = what.load_operands or what.store_operands or what.scales or what.loaded is not None
-    asked = any(each is not None for each in (what.mask, what.counted, what.labelled, what.sums))
-    alone = not beside and not asked and len(what.outs) <= 1
-    return alone and all(is_stretch(each, axes, _across(x, axes)) for each in (x, *what.outs))
+def _stretches(x: View, what: Around, axes: int) -> tuple[tuple[int, ...], bool]:
+    """Return what Problem says of stretches: kernels/row/stretch.cuh.
+
+    Operands and a mask's bytes come as stretches if their elements lie anywhere (Scattered); the others are the same
+    for all rows, or for all of a row.
+    """
+    asked = any(each is not None for each in (what.counted, what.labelled, what.sums))
+    if asked or what.scales or len(what.outs) > 1 or any(isinstance(each, Dropout) for each in what.operands):
+        return (), False
+    where = None if what.mask is None else what.mask.views().get("where")
+    beside = [each for each in (*what.load_operands, where) if isinstance(each, View)]
+    loaded = [x, *(each for each in beside if not (is_per_row(each, axes) or _is_along(each, axes)))]
+    results, across = _written(what), _across(x, axes)
+    if not all(is_stretch(each, axes, across) for each in (*loaded, *results)):
+        return (), False
+    sizes = [each.dtype.itemsize for each in (*loaded, *results)]
+    if what.outs and what.outs[0].dtype.itemsize == x.dtype.itemsize:
+        del sizes[len(loaded)]  # the result has the places of x
+    return tuple(sizes), all(adjoins_next(each, axes, across) for each in (*loaded, *results))
+
+
+def _is_along(each: View, axes: int) -> bool:
+    return each.split(axes)[1].is_contiguous()
 
 
 def _numbers(x: View) -> View:
@@ -378,6 +396,7 @@ def _problem(
         few = problem.rows < NUMBERS.few_rows and cols * x.dtype.itemsize >= NUMBERS.long_bytes
         room = what.sums is None and bool(what.outs) and (in_runs or few)
         return dataclasses.replace(problem, room=room)
+    stretches, adjoining = _stretches(x, what, axes) if in_steps else ((), False)
     return dataclasses.replace(
         problem,
         vector=across_width(x, axes),
@@ -385,7 +404,8 @@ def _problem(
         unaligned=0,
         alignment_period=1,
         across=_across(x, axes),
-        stretch=in_steps and _is_stretch(x, what, axes),
+        stretches=stretches,
+        adjoining_stretches=adjoining,
         shifted=in_steps and what.sums is None and _may_be_shifted(x, what, axes),
         room=True,
     )

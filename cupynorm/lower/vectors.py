@@ -29,11 +29,15 @@ def across_width(each: View, axes: int) -> int:
 
 
 def is_stretch(each: View, axes: int, across: int) -> bool:
-    """Say whether so many neighbouring rows are one stretch of memory, and such stretches lie next to one another."""
+    """Say whether so many neighbouring rows are one stretch of memory."""
     (extents, strides), (lengths, steps) = (part.collapsed() for part in each.split(axes))
-    inner = extents[-1] == across and strides[-1] == 1 and (lengths, steps) == (lengths[:1], (across,))
-    outer = strides[:-1] in ((), (across * lengths[0],))
-    return inner and outer
+    return extents[-1] == across and strides[-1] == 1 and (lengths, steps) == (lengths[:1], (across,))
+
+
+def adjoins_next(each: View, axes: int, across: int) -> bool:
+    """Say whether such stretches lie next to one another."""
+    outer, lengths = each.split(axes)[0].collapsed()[1][:-1], each.split(axes)[1].collapsed()[0]
+    return outer in ((), (across * lengths[0],))
 
 
 def lies_alike(each: View, like: View, axes: int) -> bool:

@@ -107,7 +107,7 @@ def _across(question: Question, name: str | None, *, cooperative: bool) -> Plan:
     """Return the plan of rows whose elements lie apart from one another. name: of a variant, where one is forced."""
     if name is not None and name not in VARIANTS:
         raise DoesNotFitError(f"plan {name!r} is not a variant: use {', '.join(VARIANTS)}")
-    may = (*across.VARIANTS_ACROSS, *(("shared",) if question.problem.stretch else ()))
+    may = (*across.VARIANTS_ACROSS, *(("shared",) if question.problem.stretches else ()))
     if name is not None and name not in may:
         raise DoesNotFitError(
             f"variant {name!r} needs rows whose elements lie next to one another: use {', '.join(may)}"

@@ -210,7 +210,8 @@ class Plan:
             "row_tiled": (self.group,),
         }
         if self.kernel == "row_stretch":
-            return (self.vectors, self.across, self.rows_per_group, *launch)
+            converts = self.parameter_cache == CONVERTED
+            return (self.vectors, self.across, self.rows_per_group, converts, *launch)
         if self.kernel == "row_ring":
             chunks = (self.rows_per_group, self.vectors // max(1, self.rows_per_group))
             return (self.vector, *chunks, self.across, self.stages, self.ctas_per_row, *launch)

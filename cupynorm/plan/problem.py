@@ -78,9 +78,11 @@ class Problem:
         For rows whose elements lie apart and whose neighbours do not come in whole vectors, as of an odd number: a
         thread may have two neighbouring rows all the same, those that are aligned together in its columns
         (kernels/row/own_rows.cuh).
-    stretch
-        For rows whose elements lie apart: those that are neighbours are one stretch of memory, in x and in what is
-        written, and nothing else is loaded for an element, or asked of it (kernels/row/stretch.cuh).
+    stretches, adjoining_stretches
+        For rows whose elements lie apart: those that are neighbours are one stretch of memory, in x, in what is loaded
+        beside it for each element, and in what is written (kernels/row/stretch.cuh). Bytes of an element of each array
+        of which a stretch waits in shared memory: x, whose places results of its size take, and others; none where
+        some array has no stretches. And whether stretches lie next to one another, so that several are one.
     in_steps
         For rows whose elements lie apart: they are at even distances, and so is what they are computed from. Where all
         threads have as many of them, nothing is asked for each (kernels/row/whole.cuh), and a mask waits as a bit for
@@ -127,7 +129,8 @@ class Problem:
     sums_of_bytes: bool = False
     in_steps: bool = False
     shifted: bool = False
-    stretch: bool = False
+    stretches: tuple[int, ...] = ()
+    adjoining_stretches: bool = False
     room: bool = False
     row_numbers: int = MOST_ROW_NUMBERS
     adjoining: bool = False

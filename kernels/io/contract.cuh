@@ -19,6 +19,11 @@
 //   kInSteps            Elements that lie apart are at even distances, and so is all that they are computed from.
 //                       begin_at(col) of the RowPointers moves them to a column, and columns are then Steps from there
 //                       (io/strided.cuh). A Store that can be asked so has it, too (kStoresInSteps).
+//   each_scattered(row, own, visit)
+//                       Of rows that lie apart: visit(from, pointer, cols) for x, and for each array of operands or
+//                       of a mask of which every element lies somewhere: where its `row` begins, and what `own`, a
+//                       RowPointer, has of it. Whoever copies elements has it point to the copies (row/stretch.cuh),
+//                       and asks for no Steps then, which are of global memory.
 //   kMaskBytes          Its mask has a byte for each element; with kInterval it may have both.
 //   kAlone              What it computes is computed from x and numbers of its row, all of it kept, and not written.
 // A RowPointer of a Load

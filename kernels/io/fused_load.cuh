@@ -370,6 +370,13 @@ struct FusedLoad : Cols {
     Keep::template store_across<kRows>(to, own, col);
   }
 
+  // Calls visit(from, pointer, cols) for x and each array of operands or of a mask whose elements lie anywhere: where
+  // its `row` begins, and what `own`, the pointer to another row, has of it (row/stretch.cuh).
+  template <class Visit>
+  void each_scattered(int64 row, RowPointer& own, Visit visit) const {
+    visit(pointer + rows.offset(row), own.pointer, static_cast<Cols&>(own));
+    operands.each_scattered(row, own.operands, visit), mask.each_scattered(row, own.mask, visit);
+  }
   RowPointer at(int64 row) const {
     return {static_cast<const Cols&>(*this), pointer + rows.offset(row), mask.at(row), keeping.at(row),
         operands.at(row)};

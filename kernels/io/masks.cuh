@@ -171,6 +171,8 @@ struct NoMask {
       return {};
     }
   };
+  template <class Visit>
+  static void each_scattered(int64, RowPointer&, Visit) {}
   RowPointer at(int64) const { return {}; }
 };
 
@@ -237,6 +239,10 @@ struct Mask {
       return bits;
     }
   };
+  template <class Visit>
+  void each_scattered(int64 row, RowPointer& own, Visit visit) const {
+    if constexpr (kBytes) visit_if_scattered(where.bytes, row, own.where, visit);
+  }
   RowPointer at(int64 row) const {
     RowPointer pointer = {{0, typename Structure::Index(cols)}, where.at(row)};
     if constexpr (!Structure::kWhole) pointer.interval = structure.at(row);

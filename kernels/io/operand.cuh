@@ -317,6 +317,16 @@ struct Scattered {
   RowPointer at(int64 row) const { return {pointer + rows.offset(row), cols}; }
 };
 
+// Calls visit(from, pointer, cols) if an operand's elements lie anywhere: where its `row` begins, and what the pointer
+// to another of its rows has.
+template <class Operand, class RowPointer, class Visit>
+inline void visit_if_scattered(const Operand&, int64, RowPointer&, Visit) {}
+template <typename T, int kAxes, class Cols, int kAcross, class RowPointer, class Visit>
+inline void visit_if_scattered(const Scattered<T, kAxes, Cols, kAcross>& operand, int64 row, RowPointer& own,
+    Visit visit) {
+  visit(operand.pointer + operand.rows.offset(row), own.pointer, own.cols);
+}
+
 // A number that comes with the launch.
 template <typename T>
 struct Value : LoadsNoColumns {

@@ -43,6 +43,8 @@ struct Operands {
     template <int N, typename Compute, typename Index>
     static void unpack(NoColumns, Compute (*)[N], Index) {}
   };
+  template <class Visit>
+  static void each_scattered(int64, RowPointer&, Visit) {}
   RowPointer at(int64) const { return {}; }
 };
 template <class First, class... Rest>
@@ -134,6 +136,10 @@ struct Operands<First, Rest...> {
       rest.template unpack<N>(packed.rest, x + 1, col);
     }
   };
+  template <class Visit>
+  void each_scattered(int64 row, RowPointer& own, Visit visit) const {
+    visit_if_scattered(first, row, own.first, visit), rest.each_scattered(row, own.rest, visit);
+  }
   RowPointer at(int64 row) const { return {first.at(row), rest.at(row)}; }
 };
 

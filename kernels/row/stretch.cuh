@@ -1,6 +1,8 @@
 // shared, of rows whose elements lie apart, but that with all of their neighbours are one stretch of memory, as the
 // columns of each table of a stack of tables. The stretch comes and goes in accesses of 16 bytes by way of shared
-// memory, wherever it begins and however many neighbours there are, and rows wait there as they were loaded.
+// memory, wherever it begins and however many neighbours there are, and rows wait there as they were loaded. So do
+// operands of each element and a mask's bytes, each a stretch of its own; what is the same for all rows, or for all of
+// a row, is loaded when it is used.
 #pragma once
 #include <base/async_copy.cuh>
 #include <base/pdl.cuh>
@@ -13,9 +15,11 @@ extern __shared__ __align__(16) unsigned char shared_memory[];
 namespace cupynorm {
 
 // kNeighbours rows are a table, and a block has kTables of these: a thread for each row, and kDown that share it. They
-// take kElements of its elements at a time. The other names are those that reductions ask for (apart.cuh).
-template <int Elements, int Neighbours, int Tables, int Block, int MinBlocks>
+// take kElements of its elements at a time. kConverts: gamma and beta wait in shared memory, in the compute type. The
+// other names are those that reductions ask for (apart.cuh).
+template <int Elements, int Neighbours, int Tables, bool Converts, int Block, int MinBlocks>
 struct Stretch {
+  static constexpr bool kConverts = Converts;
   static constexpr int kElements = Elements, kNeighbours = Neighbours, kTables = Tables, kBlock = Block,
       kMinBlocks = MinBlocks;
   static constexpr int kVector = 1, kRows = Neighbours * Tables, kLanes = kRows, kDown = Block / kRows,
@@ -39,33 +43,47 @@ struct RowOfTable {
   int place(int, int) const { return down * Shape::kRows + slot(0); }
 };
 
-// A stretch of elements of T in memory and in shared memory, where its first element has the same place in 16 bytes.
-template <typename T, int kBlock>
-struct CopiedStretch {
-  static constexpr int kAccess = 16 / int(sizeof(T)), kAtOnce = 4;
-  int held, head, whole_end;  // elements; those before the first whole access, and where the whole ones end
+// Bytes of shared memory in which a stretch of so many has room, wherever it begins.
+inline int stretch_bytes(int bytes) { return (bytes / 16 + 2) * 16; }
+// Where a stretch begins in its first 16 bytes, in elements: in shared memory as in memory.
+template <typename T>
+inline int shift_of(const T* place) {
+  return int(reinterpret_cast<unsigned long long>(place) % 16 / sizeof(T));
+}
+template <typename T>
+inline T* place_like(unsigned char* place, const T* in_memory) {
+  return reinterpret_cast<T*>(place) + shift_of(in_memory);
+}
 
-  static int shift_of(const void* place) { return int(reinterpret_cast<unsigned long long>(place) % 16 / sizeof(T)); }
-  static CopiedStretch of(const T* place, int held) {
-    const int before = (kAccess - shift_of(place)) % kAccess, head = before < held ? before : held;
-    return {held, head, head + (held - head) / kAccess * kAccess};
+constexpr int kCopiesAtOnce = 4;
+// Begins to copy a stretch to shared memory, with what else its first and last 16 bytes hold, and says where its first
+// element will be.
+template <int kBlock, typename T>
+inline const T* begin_stretch(unsigned char* place, const T* from, int held) {
+  constexpr int kAccess = 16 / int(sizeof(T));
+  const int shift = shift_of(from), end = held > 0 ? shift + held : 0;
+#pragma unroll kCopiesAtOnce
+  for (int at = int(threadIdx.x) * kAccess; at < end; at += kBlock * kAccess)
+    copy_async<16>(place + at * int(sizeof(T)), from - shift + at);
+  return place_like(place, from);
+}
+// Copies a stretch from shared memory, where it may have another place in 16 bytes. What lies before the first whole
+// access and behind the last one goes one by one.
+template <int kBlock, typename T>
+inline void end_stretch(T* to, const T* from, int held) {
+  constexpr int kAccess = 16 / int(sizeof(T));
+  const int before = (kAccess - shift_of(to)) % kAccess, head = before < held ? before : held,
+            whole_end = head + (held - head) / kAccess * kAccess, thread = threadIdx.x;
+  if (shift_of(to) != shift_of(from)) {
+    for (int at = thread; at < held; at += kBlock) to[at] = from[at];
+    return;
   }
-  // Calls act(element) with the first element of each access of this thread, and one(element) with what lies around.
-  template <class Act, class One>
-  void each(Act act, One one) const {
-#pragma unroll kAtOnce
-    for (int at = head + int(threadIdx.x) * kAccess; at < whole_end; at += kBlock * kAccess) act(at);
-    if (int(threadIdx.x) < head) one(int(threadIdx.x));
-    if (whole_end + int(threadIdx.x) < held) one(whole_end + int(threadIdx.x));
-  }
-  void load(T* shared, const T* from) const {
-    each([&](int at) { copy_async<16>(shared + at, from + at); }, [&](int at) { shared[at] = from[at]; });
-  }
-  void store(T* to, const T* shared) const {
-    each([&](int at) { store_vector<true>(to + at, load_vector<T, kAccess>(shared + at)); },
-        [&](int at) { to[at] = shared[at]; });
-  }
-};
+#pragma unroll kCopiesAtOnce
+  for (int at = head + thread * kAccess; at < whole_end; at += kBlock * kAccess)
+    store_vector<true>(to + at, load_vector<T, kAccess>(from + at));
+  if (thread < head) to[thread] = from[thread];
+  if (whole_end + thread < held) to[whole_end + thread] = from[whole_end + thread];
+}
 
 template <class Op, class Load, class Store, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
@@ -73,60 +91,103 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   using Compute = typename Op::Compute;
   using Type = typename Load::Type;
   using Result = typename Store::Type;
-  using Copied = CopiedStretch<Type, Shape::kBlock>;
-  using Results = CopiedStretch<Result, Shape::kBlock>;
   constexpr int kElements = Shape::kElements, kNeighbours = Shape::kNeighbours, kRows = Shape::kRows,
-      kDown = Shape::kDown, kRound = kElements * kDown, kStep = kDown * kNeighbours;
+      kDown = Shape::kDown, kRound = kElements * kDown;
   constexpr bool kStores = !kStoresNothing<Store>, kInPlace = sizeof(Type) == sizeof(Result);
-  static_assert(!Op::kRounds && !Op::kOwnNumber && !Load::kDrops && !Load::kStoresComputed && !Store::kScales);
+  static_assert(!Op::kRounds && !Op::kOwnNumber && Load::kDrawn == 0 && !Store::kScales);
+  static_assert(kStores || !Load::kStoresComputed, "all meet once more before either is copied");
   using Places = ReductionPlaces<Op, Shape, false>;
+  using Number = typename Store::Affines::template Number<Compute>;
+  constexpr bool kAffine = Store::Affines::kPresent && Shape::kConverts;
 
   pdl_wait_and_trigger();
   if (has_ended(a.op, a.rows)) return;
   const int cols = int(a.cols), thread = threadIdx.x;
   const int64 first_row = int64(blockIdx.x) * kRows;
   const int rows = a.rows - first_row < kRows ? int(a.rows - first_row) : kRows, held = rows * cols;
-  // reductions, then x, then results that have no place among x's elements
-  Type* const x_place = reinterpret_cast<Type*>(shared_memory + Places::kBytes);
-  const Type* const from = a.load.at(first_row).pointer;
-  Type* const elements = x_place + Copied::shift_of(from);
-  const Copied copied = Copied::of(from, held);
-  copied.load(elements, from);
-  commit_copies();
-  wait_for_copies<0>();
-  __syncthreads();
 
+  // reductions, then columns' parameters, x and what is loaded beside it, and results that have no place among x
+  Number* const numbers = reinterpret_cast<Number*>(shared_memory + Places::kBytes);
+  unsigned char* place = shared_memory + Places::kBytes + (kAffine ? (cols * int(sizeof(Number)) + 15) / 16 * 16 : 0);
+  const void* begins[2 + Load::kOperandCount];  // x, operands and a mask
+  int number = 0;
+  typename Load::RowPointer sources[1];
+  a.load.each_scattered(first_row, sources[0], [&](auto from, auto&, auto&) {
+    begins[number++] = begin_stretch<Shape::kBlock>(place, from, held);
+    place += stretch_bytes(kRows * cols * int(sizeof(*from)));
+  });
+  commit_copies();
+
+  // ---- while they are on their way
+  if constexpr (kAffine) {
+#pragma unroll 1
+    for (int col = thread; col < cols; col += Shape::kBlock) {
+      Number own[1];
+      Store::Affines::template convert<1>(a.store.template columns<1>(col), own);
+      numbers[col] = own[0];
+    }
+  }
   const auto own = RowOfTable<Shape>::of(thread < Shape::kThreads ? thread : 0);
   const bool here = thread < Shape::kThreads && own.slot(0) < rows;
   const int64 row = first_row + (here ? own.slot(0) : 0);
-  const int begin = here ? own.table * cols * kNeighbours + own.down * kNeighbours + own.row : 0;
-  typename Load::RowPointer sources[1] = {a.load.at(row)};
+  const int begin = here ? own.table * cols * kNeighbours + own.row : 0;
+  sources[0] = a.load.at(row);
+  number = 0;
+  a.load.each_scattered(first_row, sources[0], [&](auto from, auto& pointer, auto& columns) {
+    pointer = static_cast<decltype(from)>(begins[number++]) + begin, columns.stride[0] = kNeighbours;
+  });
+  if constexpr (Load::kStoresComputed) {
+    auto* const computed = place_like(place, a.load.keeping.at(first_row).pointer);
+    sources[0].keeping.pointer = computed + begin, sources[0].keeping.stride[0] = kNeighbours;
+    place += stretch_bytes(kRows * cols * int(sizeof(*computed)));
+  }
+  // the thread's columns: every kDown-th from `first` on, before `end`, but for those that an interval drops
+  int first = own.down, end = here ? cols : 0;
+  if constexpr (Load::kInterval) {
+    const Bounds<int> kept = sources[0].interval();
+    first += kept.begin > first ? (kept.begin - first + (kDown - 1)) / kDown * kDown : 0;
+    end = kept.end < end ? kept.end : end;
+  }
+  wait_for_copies<0>();
+  __syncthreads();
+
   // Calls body(column, how many there are) for each round of what the thread has of its row.
   auto each_round = [&](auto body) {
-    int col = own.down;
+    int col = first;
 #pragma unroll 1
-    for (; col + (kRound - kDown) < cols && here; col += kRound) body(col, Predicate<kElements>{kElements, false});
-    if (col < cols && here) body(col, Predicate<0>{(cols - col + (kDown - 1)) / kDown, false});
+    for (; col + (kRound - kDown) < end; col += kRound) body(col, Predicate<kElements>{kElements, false});
+    if (col < end) body(col, Predicate<0>{(end - col + (kDown - 1)) / kDown, false});
   };
-  auto take = [&](int col, int count, ElementOf<Op> (&x)[1][kElements]) {
-    const Type* const place = elements + begin + (col - own.down) * kNeighbours;
-    ElementOf<Op> first[1] = {Op::padding()};
+  // Computes elements from column `col` on, and says which of them a mask's bytes keep; pads: with padding for others.
+  auto take = [&](int col, int count, ElementOf<Op> (&x)[1][kElements], bool (&kept)[kElements], bool pads) {
+    typename Load::RowPointer from[1] = {sources[0]};
+    from[0].begin_at(col);
 #pragma unroll
     for (int j = 0; j < kElements; ++j) {
-      x[0][j] = Op::kHasPivot ? first[0] : Op::padding();
+      x[0][j] = Op::kHasPivot && j > 0 ? x[0][0] : Op::padding(), kept[j] = true;
       if (j >= count) continue;
-      const auto loaded = load_vector<Type, 1>(place + j * kStep);
+      typename Load::template Beside<1> beside;  // of columns, not Steps, of which addresses are global ones
+      const auto loaded = Load::template load_across<1, true>(from, j * kDown, beside);
       ElementOf<Op> computed[1];
-      Load::template compute_across<1>(sources, loaded, {}, computed, col + j * kDown);
+      Load::template compute_across<1>(from, loaded, beside.operands, computed, j * kDown);
       x[0][j] = computed[0];
-      if (j == 0) first[0] = computed[0];
+      if constexpr (Load::kMaskBytes) kept[j] = from[0].mask.template bits<1, true>(beside.mask.of(0), j * kDown) & 1;
+      if (pads && !kept[j]) x[0][j] = Op::padding();
     }
   };
 
   RunningRows<Op, 1, typename Load::Precision> running;
   each_round([&](int col, auto valid) {
     ElementOf<Op> x[1][kElements];
-    take(col, valid.total(), x);
+    bool kept[kElements];
+    take(col, valid.total(), x, kept, true);
+#pragma unroll
+    for (int j = 0; j < kElements; ++j) {
+      const ElementOf<Op> computed[1] = {x[0][j]};
+      if constexpr (Load::kStoresComputed) {
+        if (j < valid.total()) Load::template store_computed_across<1>(sources, computed, col + j * kDown);
+      }
+    }
     running.add(x, valid);
   });
   typename Op::State total[1];
@@ -137,30 +198,47 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   if (here && own.down == 0) a.op.save(row, whole);
   if constexpr (kStores) {
     Result* const to = a.store.at(first_row).address();
-    Result* const y_place = reinterpret_cast<Result*>(
-        reinterpret_cast<unsigned char*>(x_place) + (kInPlace ? 0 : (kRows * cols * int(sizeof(Type)) / 16 + 2) * 16));
-    Result* const results = y_place + (kInPlace ? Copied::shift_of(from) : Results::shift_of(to));
+    const Type* const elements = sources[0].pointer - begin;
+    Result* const results =
+        kInPlace ? reinterpret_cast<Result*>(const_cast<Type*>(elements)) : place_like(place, to);
     typename Store::RowPointer targets[1] = {a.store.at(row)};
     targets[0].to.first.stride[0] = kNeighbours;
     const typename Store::template EpilogueOperands<1> kNoOperands[1] = {};
+    // A result for a column, and for the j-th of the thread's behind it.
+    auto put = [&](int col, int j, Compute result) {
+      const Compute y[1] = {result};
+      targets[0].to.first.pointer = results + begin + col * kNeighbours;
+      const auto store = [&](const auto& columns) {
+        Store::template store_across<1>(targets, y, columns, kNoOperands, j * kDown);
+      };
+      if constexpr (kAffine) store(Scalings<Number, 1>{{numbers[col + j * kDown]}});
+      else store(a.store.template columns<1>(col + j * kDown));
+    };
     each_round([&](int col, auto valid) {
       ElementOf<Op> x[1][kElements];
-      take(col, valid.total(), x);
-      targets[0].to.first.pointer = results + begin + (col - own.down) * kNeighbours;
+      bool kept[kElements];
+      take(col, valid.total(), x, kept, false);
 #pragma unroll
       for (int j = 0; j < kElements; ++j) {
         if (j >= valid.total()) continue;
-        const Compute y[1] = {Op::map_raw(x[0][j], whole)};
-        const auto columns = a.store.template columns<1>(col + j * kDown);
-        Store::template store_across<1>(targets, y, columns, kNoOperands, j * kDown);
+        Compute y = Op::map_raw(x[0][j], whole);
+        if constexpr (Load::kMaskBytes) y = kept[j] ? y : Op::dropped();
+        put(col, j, y);
       }
     });
-    __syncthreads();
-    if (kInPlace && Results::shift_of(to) != Copied::shift_of(from)) {
-      for (int at = thread; at < held; at += Shape::kBlock) to[at] = results[at];
-    } else {
-      Results::of(to, held).store(to, results);
+    if constexpr (Load::kInterval) {
+      const int behind = end > first ? first + (end - first + (kDown - 1)) / kDown * kDown : first;
+#pragma unroll 4
+      for (int col = own.down; here && col < first && col < cols; col += kDown) put(col, 0, Op::dropped());
+#pragma unroll 4
+      for (int col = behind; here && col < cols; col += kDown) put(col, 0, Op::dropped());
     }
+    __syncthreads();
+    end_stretch<Shape::kBlock>(to, results, held);
+  }
+  if constexpr (Load::kStoresComputed) {  // all have met since
+    auto* const computed_to = a.load.keeping.at(first_row).pointer;
+    end_stretch<Shape::kBlock>(computed_to, sources[0].keeping.pointer - begin, held);
   }
 }
 

@@ -12,9 +12,11 @@ import pytest
 
 from cupynorm._dtypes import compute_dtype, dtype_of
 from cupynorm.call.arguments import view
+from cupynorm.call.masks import Mask
 from cupynorm.call.view import View
 from cupynorm.invoke import bound_calls, row_ops
 from cupynorm.lower.around import Around
+from cupynorm.lower.backward import PAIR, SOFTMAX_BACKWARD
 from cupynorm.lower.fused import fused_spec
 from cupynorm.lower.row import RowOp
 from cupynorm.ops.norm import LAYER_NORM, RMS_NORM
@@ -346,3 +348,30 @@ def test_rows_with_their_neighbours_compile_without_a_spill(
     assert not spills(kernel), (plan, spills(kernel))
     assert not endless_waits(kernel)
     assert not begins_too_soon(code_of(kernel, arch), arch)
+
+
+@pytest.mark.skipif(nvrtc.available() is None, reason="NVRTC is not installed")
+@pytest.mark.parametrize(("arch", "dtype"), [("90", "float16"), ("80", "float32"), ("100", "float16")])
+def test_what_is_loaded_beside_them_is_read_from_shared_memory(arch: str, dtype: str) -> None:
+    """The simulator cannot tell: it finds an element of an operand at its own address, too."""
+    shape, kind = (300, 33, 100), dtype_of(dtype)
+    x, y, dx = (
+        View(at << 40, shape, (3300 * kind.itemsize, kind.itemsize, 33 * kind.itemsize), kind)
+        for at in range(3)
+    )
+    mask = Mask(shape, 1, where=np.ones((300, 100, 33), np.bool_).transpose(0, 2, 1))
+    spec = fused_spec(
+        SOFTMAX_BACKWARD,
+        x,
+        1,
+        {},
+        (),
+        0.0,
+        compute_dtype(kind, kind),
+        Around((dx,), PAIR, (y,), mask),
+    )
+    plan, kernel = chosen(spec, DEVICES.get(arch, "h200"), arch, "shared")
+    assert plan.kernel == "row_stretch"
+    assert not spills(kernel), (plan, spills(kernel))
+    loads = [each for each in code_of(kernel, arch).instructions if each.startswith(("LDG.", "LD."))]
+    assert not loads

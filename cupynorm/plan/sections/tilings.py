@@ -86,27 +86,31 @@ class Stretches(NamedTuple):
     neighbours
         How many rows are neighbours, at least and at most, where that is better than what `apart` has.
     whole
-        By the bytes of an element, those of the widest tile of neighbours: where these are accessed in vectors and are
-        whole tiles, they are left to `apart`; 0: they always are.
+        By the bytes of an element, those of the widest tile of neighbours, for statistics alone and for results: where
+        these are accessed in vectors and are whole tiles, they are left to `apart`; 0: they always are.
     columns
         The fewest columns.
-    tables, bytes
-        How many stretches a block has at most, and their bytes, of more than one.
-    blocks, elements
-        Threads of a block: the few where its stretches have no more than those bytes and two threads share a row, and
-        the many. How many elements of a row each takes at a time.
+    tables, bytes, least_bytes
+        How many stretches a block has at most, and their bytes, of more than one; and those of one, at least, where
+        stretches do not adjoin.
+    blocks, few_at_once, elements
+        Threads of a block: the few where its stretches have no more than those bytes and two threads share a row, the
+        many, and the most where only so few blocks of a multiprocessor have room, and an element is one number. How
+        many elements of a row each takes at a time.
     threads
         Threads of a multiprocessor for which registers are kept few enough.
     fewest, resident
-        The fewest blocks, for each multiprocessor, and how many must run at once there.
+        The fewest blocks, for each multiprocessor, and how many must run at once there, where one is not enough.
     """
 
     neighbours: Sequence[int]
-    whole: Mapping[int, int]
+    whole: Mapping[int, Sequence[int]]
     columns: int
     tables: int
     bytes: int
+    least_bytes: int
     blocks: Sequence[int]
+    few_at_once: int
     elements: int
     threads: int
     fewest: int

@@ -9,6 +9,9 @@ from cupynorm._values import replace
 from cupynorm.plan.base import Question, with_grid
 from cupynorm.plan.config import (
     ACCESS_BYTES,
+    AT_USE,
+    CONVERTED,
+    HALF_BYTES,
     MAX_BLOCK,
     NOWHERE,
     PLAIN,
@@ -31,6 +34,7 @@ def stretch(question: Question, *, asked: bool) -> Plan | None:
         return None
     few, many = numbers.neighbours
     better = few <= problem.across <= many and problem.cols >= numbers.columns and _leaves_gaps(question)
+    better = better and _is_large(problem, numbers.least_bytes)
     plan = _cut(question)
     if not (asked or (better and _fills_the_device(question, plan))):
         return None
@@ -39,16 +43,49 @@ def stretch(question: Question, *, asked: bool) -> Plan | None:
 
 def _fills_the_device(question: Question, plan: Plan) -> bool:
     """Say whether there are enough blocks, of which several run at once as far as shared memory goes."""
-    numbers, limits = question.rules.stretches, question.limits
-    at_once = limits.shared_bytes_per_sm // (plan.shared_bytes + limits.reserved_shared_bytes)
-    enough = _blocks(question.problem, plan) >= numbers.fewest * limits.sm_count
-    return enough and at_once >= numbers.resident
+    problem, numbers = question.problem, question.rules.stretches
+    enough = _blocks(problem, plan) >= numbers.fewest * question.limits.sm_count
+    return enough and _at_once(question, plan) >= (1 if _may_be_alone(problem) else numbers.resident)
+
+
+def _may_be_alone(problem: Problem) -> bool:
+    """Say whether one block of a multiprocessor is better than what there is elsewhere.
+
+    So it is where that would access single elements, if there is much to load or to store for each step, and for pairs
+    of numbers that are given.
+    """
+    if not problem.output_bytes or _are_computed_pairs(problem):
+        return False
+    wide = problem.load_bytes == problem.compute_bytes
+    if problem.vector == 1:
+        return wide or bool(problem.load_operands)
+    return wide and problem.fields > 1
+
+
+def _are_computed_pairs(problem: Problem) -> bool:
+    """Say whether elements are pairs that are computed from several arrays, such as gamma."""
+    return problem.fields > 1 and len(problem.load_operands) > 1
+
+
+def _is_large(problem: Problem, least_bytes: int) -> bool:
+    """Say whether a stretch that does not adjoin the next one, so that a block has no other, is large enough."""
+    if problem.adjoining_stretches:
+        return True
+    stretch_bytes = problem.across * problem.cols * problem.load_bytes
+    return stretch_bytes >= least_bytes and (problem.vector == 1 or problem.load_bytes > HALF_BYTES)
+
+
+def _at_once(question: Question, plan: Plan) -> int:
+    """Return for how many blocks the shared memory of a multiprocessor has room."""
+    limits = question.limits
+    return limits.shared_bytes_per_sm // (plan.shared_bytes + limits.reserved_shared_bytes)
 
 
 def _leaves_gaps(question: Question) -> bool:
     """Say whether threads that have neighbouring rows would access single elements, or tiles that are not whole."""
     problem = question.problem
-    widest = question.rules.stretches.whole[problem.load_bytes] // problem.load_bytes
+    of_statistics, of_results = question.rules.stretches.whole[problem.load_bytes]
+    widest = (of_results if problem.output_bytes else of_statistics) // problem.load_bytes
     tile = power_of_two_to(min(widest, problem.across)) if widest else 0
     return tile > 0 and (problem.vector == 1 or problem.across % tile > 0)
 
@@ -56,17 +93,34 @@ def _leaves_gaps(question: Question) -> bool:
 def _cut(question: Question) -> Plan:
     """Return which rows a block has and how many threads share each."""
     problem, numbers = question.problem, question.rules.stretches
-    few, many = numbers.blocks
+    few, many, most = numbers.blocks
     each = problem.across * problem.cols * max(problem.load_bytes, problem.output_bytes)
     tables = max(1, min(many // problem.across, numbers.tables, numbers.bytes // max(1, each)))
+    tables = tables if problem.adjoining_stretches else 1
     rows = problem.across * tables
     block = few if each <= numbers.bytes and 2 * rows <= few else many
+    plan = _of_block(question, tables, block)
+    at_once = _at_once(question, plan)
+    converted = _with_shared_memory(problem, replace(plan, parameter_cache=CONVERTED))
+    if problem.parameter_bytes and _at_once(question, converted) == at_once:
+        plan = converted
+    short = problem.message_numbers * problem.compute_bytes <= ACCESS_BYTES
+    stores = problem.output_bytes > 0 and (problem.fields == 1 or _are_computed_pairs(problem))
+    if short and stores and at_once <= numbers.few_at_once:
+        larger = _of_block(question, tables, most, plan.parameter_cache)
+        plan = larger if _at_once(question, larger) == at_once else plan
+    return plan
+
+
+def _of_block(question: Question, tables: int, block: int, parameter_cache: int = AT_USE) -> Plan:
+    problem, numbers = question.problem, question.rules.stretches
     plan = replace(
         PLAIN,
         variant="shared",
         vectors=numbers.elements,
-        group=block // rows,
+        group=block // (problem.across * tables),
         rows_per_group=tables,
+        parameter_cache=parameter_cache,
         block=block,
         across=problem.across,
         min_blocks=numbers.threads // block,
@@ -86,6 +140,8 @@ def _with_shared_memory(problem: Problem, plan: Plan) -> Plan:
     slots = plan.across * plan.rows_per_group * (plan.group + 1) * (plan.group > 1)
     held = _stretch_bytes(problem, plan)
     needed = slots * in_accesses(problem.message_numbers * problem.compute_bytes) + held
+    if plan.parameter_cache == CONVERTED:
+        needed += in_accesses(problem.cols * len(problem.parameter_bytes) * problem.compute_bytes)
     return replace(plan, row_shared_bytes=held, shared_bytes=needed)
 
 
@@ -94,21 +150,25 @@ def _blocks(problem: Problem, plan: Plan) -> int:
 
 
 def _stretch_bytes(problem: Problem, plan: Plan) -> int:
-    """Return the bytes of a block's stretches, which begin and end anywhere in an access; and of their results."""
+    """Return the bytes of a block's stretches, which begin and end anywhere in an access."""
     elements = plan.across * plan.rows_per_group * problem.cols
-    sizes = {problem.load_bytes, problem.output_bytes} - {0}  # those of one size have the same places
-    return sum((elements * size // ACCESS_BYTES + 2) * ACCESS_BYTES for size in sizes)
+    return sum((elements * size // ACCESS_BYTES + 2) * ACCESS_BYTES for size in problem.stretches)
 
 
 def _can_be(problem: Problem) -> bool:
-    return problem.stretch and not (problem.rounds or problem.column_sums) and problem.fields == 1
+    return bool(problem.stretches) and not (problem.rounds or problem.column_sums)
 
 
 def _is_sound(problem: Problem, plan: Plan) -> bool:
     """Say whether a plan asks for nothing that the kernel would do wrong."""
     rows = plan.across * plan.rows_per_group
     alone = plan.vector == plan.ctas_per_row == plan.alignment_period == 1 and not plan.unaligned
-    alone = alone and not (plan.full or plan.stages or plan.parameter_cache) and plan.waits == NOWHERE
+    alone = alone and not (plan.full or plan.stages) and plan.waits == NOWHERE
+    alone = alone and (
+        plan.parameter_cache == AT_USE
+        or (plan.parameter_cache == CONVERTED and bool(problem.parameter_bytes))
+    )
+    alone = alone and (problem.adjoining_stretches or plan.rows_per_group == 1)
     down = plan.block // rows if 0 < rows <= MAX_BLOCK else 0
     shares = plan.across == problem.across and down == plan.group > 0 and (down > 1 or rows >= WARP)
     return alone and shares
