@@ -275,9 +275,9 @@ def test_a_warm_call_enters_few_functions(simulated: Any) -> None:
         "gelu": (4, lambda: cupynorm.bias_gelu(x, g)),
         "heads": (3, lambda: cupynorm.split_heads(x, g, heads=4)),
         # comprehensions are functions, too, before Python 3.12
-        "gradient of a norm": (4, lambda: cupynorm.layer_norm_backward(x, r, g)),
+        "gradient of a norm": (5, lambda: cupynorm.layer_norm_backward(x, r, g)),
         "gradient of softmax": (6, lambda: cupynorm.softmax_backward(x, r, causal=True)),
-        "gradient of gelu": (5, lambda: cupynorm.bias_gelu_backward(x, r, g)),
+        "gradient of gelu": (6, lambda: cupynorm.bias_gelu_backward(x, r, g)),
         "loss": (4, lambda: cupynorm.logsumexp(x)),
     }
 
