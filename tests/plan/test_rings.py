@@ -24,7 +24,7 @@ def problem_of(rows: int, cols: int, load_bytes: int, *, across: int = 0, **othe
         "fused": True,
         "in_steps": True,
         "room": True,
-        "stretch": True,
+        "stretches": (load_bytes,),
         "direct_load": True,
         "row_numbers": 4,
     }
@@ -62,7 +62,7 @@ def test_every_tiling_is_reached_and_its_ring_has_room(tiling: RingTiling) -> No
 @pytest.mark.parametrize(
     "others",
     [
-        {"stretch": False},
+        {"stretches": ()},
         {"masked": True},
         {"load_operands": (4,)},
         {"epilogue_operands": (4,)},

@@ -126,7 +126,11 @@ def _bytes_beside(problem: Problem, plan: Plan) -> int:
 def _can_be(problem: Problem) -> bool:
     """Say whether rows are plain ones, of which nothing but x is loaded and y stored, in elements of the same size."""
     beside = problem.load_operands or problem.epilogue_operands or problem.has_scales or problem.may_drop
-    plain = problem.across > 0 and problem.stretch and not (beside or problem.rounds or problem.column_sums)
+    plain = (
+        problem.across > 0
+        and problem.stretches == (problem.load_bytes,)
+        and not (beside or problem.rounds or problem.column_sums)
+    )
     return plain and problem.fields == problem.outputs == 1 and problem.output_bytes == problem.load_bytes
 
 
