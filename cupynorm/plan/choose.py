@@ -23,7 +23,7 @@ from cupynorm.plan.config import (
 )
 from cupynorm.plan.rule_file import MEASURED
 from cupynorm.plan.rules import rules_of
-from cupynorm.plan.variants import across, cached, cluster, fused_cluster, grid, registers, staged, summed
+from cupynorm.plan.variants import cached, cluster, fused_cluster, grid, registers, staged, summed
 from cupynorm.plan.variants.fused_cluster import with_smaller_vectors
 
 if TYPE_CHECKING:
@@ -105,6 +105,8 @@ def choose(
 
 def _across(question: Question, name: str | None, *, cooperative: bool) -> Plan:
     """Return the plan of rows whose elements lie apart from one another. name: of a variant, where one is forced."""
+    from cupynorm.plan.variants import across  # noqa: PLC0415  of no use to rows along the last axis
+
     if name is not None and name not in VARIANTS:
         raise DoesNotFitError(f"plan {name!r} is not a variant: use {', '.join(VARIANTS)}")
     may = (*across.VARIANTS_ACROSS, *(("shared",) if question.problem.stretches else ()))

@@ -62,10 +62,15 @@ LEFT = {
     ("sigma_clip", "where", "80"): 40,
     ("sigma_clip", "lengths", "80"): 16,
     ("sigma_clip, median", "where", "80"): 40,
+    ("standardize", "where", "75"): 8,
+    ("normalize", "lengths", "75"): 40,
+    ("normalize, inf", "lengths", "75"): 40,
+    ("rescale", "lengths", "75"): 48,
     ("moments, 4", "where", "75"): 24,
     ("moments, 4", "lengths", "75"): 8,
     ("sigma_clip", "where", "75"): 40,
     ("sigma_clip", "lengths", "75"): 16,
+    ("sigma_clip, median", "where", "75"): 40,
 }
 
 
