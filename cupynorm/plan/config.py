@@ -13,6 +13,7 @@ VARIANTS = ("warp", "block", "cached", "cluster", "split", "shared", "uncached")
 
 # Bytes of an element.
 HALF_BYTES, FLOAT_BYTES, DOUBLE_BYTES = 2, 4, 8
+MEGABYTE = 1 << 20
 
 # Facts of CUDA devices.
 WARP = 32

@@ -45,6 +45,17 @@ def parameters_of(tiling: RingTiling) -> tuple[int, ...]:
     return (tiling.bytes, tiling.bytes) if tiling.parameters else ()
 
 
+def test_devices_of_narrower_memory_have_rings_where_these_were_faster_there_too() -> None:
+    kernels = {
+        cols: planned(1 << 17, cols, 4, device="h100").kernel for cols in (1024, 2048, 4096, 8192, 16384)
+    }
+    assert [cols for cols, kernel in kernels.items() if kernel == "row_ring"] == [2048, 4096, 16384]
+
+
+def test_states_of_many_numbers_leave_too_little_room() -> None:
+    assert planned(1 << 17, 4096, 4, row_numbers=6).kernel == "row_across"
+
+
 @pytest.mark.parametrize("tiling", TILINGS, ids=str)
 def test_every_tiling_is_reached_and_its_ring_has_room(tiling: RingTiling) -> None:
     limits = RECORDED["h200"]

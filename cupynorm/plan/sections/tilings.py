@@ -122,7 +122,8 @@ class RingTiling(NamedTuple):
 
     parameters: whether it is for rows with affine parameters: 0, 1, or 2 for both. width: bytes side by side. block,
     blocks: threads, and blocks of a multiprocessor. elements, most_chunks: of a row that a thread takes at a time, and
-    how often at most. most_ctas: blocks of a cluster.
+    how often at most. most_ctas: blocks of a cluster. l2_megabytes: of the device's L2 cache, at least: each channel of
+    memory has a part of it, and where there are more of them, more bytes have to be on their way.
     """
 
     bytes: int
@@ -135,6 +136,7 @@ class RingTiling(NamedTuple):
     elements: int
     most_chunks: int
     most_ctas: int
+    l2_megabytes: int
 
 
 class Rings(NamedTuple):
@@ -148,12 +150,15 @@ class Rings(NamedTuple):
         How many tiles a ring has room for at most, and chunks.
     fewest
         The fewest tiles that each group of blocks goes through.
+    row_numbers
+        The most numbers of a row's State (Problem.row_numbers): what blocks tell one another takes the ring's room.
     """
 
     tilings: Sequence[Sequence[int]]
     tiles: int
     stages: int
     fewest: int
+    row_numbers: int
 
 
 class Apart(NamedTuple):

@@ -10,6 +10,7 @@ from cupynorm.plan.base import Question, with_grid
 from cupynorm.plan.config import (
     ACCESS_BYTES,
     MAX_CTAS,
+    MEGABYTE,
     NOWHERE,
     ONE_BLOCK_PER_ROW,
     PLAIN,
@@ -38,11 +39,7 @@ def ring(question: Question, variant: str | None) -> Plan | None:
     if not _can_be(problem) or question.max_ctas == 1:
         return None
     for tiling in (RingTiling(*numbers) for numbers in question.rules.rings.tilings):
-        better = tiling.first <= problem.cols <= tiling.last and tiling.parameters in {
-            EITHER,
-            len(problem.parameter_bytes) > 0,
-        }
-        if problem.load_bytes != tiling.bytes or not (better or variant):
+        if problem.load_bytes != tiling.bytes or not (variant or _is_better(question, tiling)):
             continue
         for plan in _cut(question, tiling):
             if variant not in {None, plan.variant} or not (variant or _fills_the_device(question, plan)):
@@ -51,6 +48,19 @@ def ring(question: Question, variant: str | None) -> Plan | None:
             if found is not None:
                 return found
     return None
+
+
+def _is_better(question: Question, tiling: RingTiling) -> bool:
+    """Say whether rows were faster so, on a device whose memory is as wide."""
+    problem, numbers = question.problem, question.rules.rings
+    of_kind = tiling.parameters in {EITHER, len(problem.parameter_bytes) > 0}
+    wide = question.limits.l2_bytes >= tiling.l2_megabytes * MEGABYTE
+    return (
+        of_kind
+        and wide
+        and tiling.first <= problem.cols <= tiling.last
+        and problem.row_numbers <= numbers.row_numbers
+    )
 
 
 def _cut(question: Question, tiling: RingTiling) -> Iterator[Plan]:
