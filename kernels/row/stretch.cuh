@@ -85,6 +85,47 @@ inline void end_stretch(T* to, const T* from, int held) {
   if (whole_end + thread < held) to[whole_end + thread] = from[whole_end + thread];
 }
 
+// gamma and beta of all columns to shared memory, converted.
+template <int kBlock, class Store, class Number>
+inline void convert_columns(const Store& store, Number* numbers, int cols) {
+#pragma unroll 1
+  for (int col = threadIdx.x; col < cols; col += kBlock) {
+    Number own[1];
+    Store::Affines::template convert<1>(store.template columns<1>(col), own);
+    numbers[col] = own[0];
+  }
+}
+
+// A thread's columns: every kDown-th from `own` on. A mask's interval keeps those from `first` on, before `end`.
+template <class Shape>
+struct ColumnsOfThread {
+  static constexpr int kDown = Shape::kDown, kElements = Shape::kElements, kRound = kElements * kDown;
+  int own, first, end;
+
+  static int whole(int columns) { return (columns + (kDown - 1)) / kDown * kDown; }
+  void keep(const Bounds<int>& kept) {
+    first += kept.begin > first ? whole(kept.begin - first) : 0;
+    end = kept.end < end ? kept.end : end;
+  }
+  // Calls body(column, how many there are) for each round of those that are kept.
+  template <class Body>
+  void each_round(Body body) const {
+    int col = first;
+#pragma unroll 1
+    for (; col + (kRound - kDown) < end; col += kRound) body(col, Predicate<kElements>{kElements, false});
+    if (col < end) body(col, Predicate<0>{(end - col + (kDown - 1)) / kDown, false});
+  }
+  // Calls body(column) for each of the others, of `cols`.
+  template <class Body>
+  void each_other(int cols, Body body) const {
+    const int behind = end > first ? first + whole(end - first) : first;
+#pragma unroll 4
+    for (int col = own; col < first && col < cols; col += kDown) body(col);
+#pragma unroll 4
+    for (int col = behind; col < cols; col += kDown) body(col);
+  }
+};
+
 template <class Op, class Load, class Store, class Shape>
 __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     row_stretch(const __grid_constant__ Arguments<Op, Load, Store> a) {
@@ -92,7 +133,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   using Type = typename Load::Type;
   using Result = typename Store::Type;
   constexpr int kElements = Shape::kElements, kNeighbours = Shape::kNeighbours, kRows = Shape::kRows,
-      kDown = Shape::kDown, kRound = kElements * kDown;
+      kDown = Shape::kDown;
   constexpr bool kStores = !kStoresNothing<Store>, kInPlace = sizeof(Type) == sizeof(Result);
   static_assert(!Op::kRounds && !Op::kOwnNumber && Load::kDrawn == 0 && !Store::kScales);
   static_assert(kStores || !Load::kStoresComputed, "all meet once more before either is copied");
@@ -119,45 +160,26 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   commit_copies();
 
   // ---- while they are on their way
-  if constexpr (kAffine) {
-#pragma unroll 1
-    for (int col = thread; col < cols; col += Shape::kBlock) {
-      Number own[1];
-      Store::Affines::template convert<1>(a.store.template columns<1>(col), own);
-      numbers[col] = own[0];
-    }
-  }
+  if constexpr (kAffine) convert_columns<Shape::kBlock>(a.store, numbers, cols);
   const auto own = RowOfTable<Shape>::of(thread < Shape::kThreads ? thread : 0);
   const bool here = thread < Shape::kThreads && own.slot(0) < rows;
   const int64 row = first_row + (here ? own.slot(0) : 0);
   const int begin = here ? own.table * cols * kNeighbours + own.row : 0;
   sources[0] = a.load.at(row);
   number = 0;
-  a.load.each_scattered(first_row, sources[0], [&](auto from, auto& pointer, auto& columns) {
-    pointer = static_cast<decltype(from)>(begins[number++]) + begin, columns.stride[0] = kNeighbours;
+  a.load.each_scattered(first_row, sources[0], [&](auto from, auto& pointer, auto& apart) {
+    pointer = static_cast<decltype(from)>(begins[number++]) + begin, apart.stride[0] = kNeighbours;
   });
   if constexpr (Load::kStoresComputed) {
     auto* const computed = place_like(place, a.load.keeping.at(first_row).pointer);
     sources[0].keeping.pointer = computed + begin, sources[0].keeping.stride[0] = kNeighbours;
     place += stretch_bytes(kRows * cols * int(sizeof(*computed)));
   }
-  // the thread's columns: every kDown-th from `first` on, before `end`, but for those that an interval drops
-  int first = own.down, end = here ? cols : 0;
-  if constexpr (Load::kInterval) {
-    const Bounds<int> kept = sources[0].interval();
-    first += kept.begin > first ? (kept.begin - first + (kDown - 1)) / kDown * kDown : 0;
-    end = kept.end < end ? kept.end : end;
-  }
+  ColumnsOfThread<Shape> columns = {own.down, own.down, here ? cols : 0};
+  if constexpr (Load::kInterval) columns.keep(sources[0].interval());
   wait_for_copies<0>();
   __syncthreads();
 
-  // Calls body(column, how many there are) for each round of what the thread has of its row.
-  auto each_round = [&](auto body) {
-    int col = first;
-#pragma unroll 1
-    for (; col + (kRound - kDown) < end; col += kRound) body(col, Predicate<kElements>{kElements, false});
-    if (col < end) body(col, Predicate<0>{(end - col + (kDown - 1)) / kDown, false});
-  };
   // Computes elements from column `col` on, and says which of them a mask's bytes keep; pads: with padding for others.
   auto take = [&](int col, int count, ElementOf<Op> (&x)[1][kElements], bool (&kept)[kElements], bool pads) {
     typename Load::RowPointer from[1] = {sources[0]};
@@ -177,7 +199,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   };
 
   RunningRows<Op, 1, typename Load::Precision> running;
-  each_round([&](int col, auto valid) {
+  columns.each_round([&](int col, auto valid) {
     ElementOf<Op> x[1][kElements];
     bool kept[kElements];
     take(col, valid.total(), x, kept, true);
@@ -208,13 +230,13 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     auto put = [&](int col, int j, Compute result) {
       const Compute y[1] = {result};
       targets[0].to.first.pointer = results + begin + col * kNeighbours;
-      const auto store = [&](const auto& columns) {
-        Store::template store_across<1>(targets, y, columns, kNoOperands, j * kDown);
+      const auto store = [&](const auto& parameters) {
+        Store::template store_across<1>(targets, y, parameters, kNoOperands, j * kDown);
       };
       if constexpr (kAffine) store(Scalings<Number, 1>{{numbers[col + j * kDown]}});
       else store(a.store.template columns<1>(col + j * kDown));
     };
-    each_round([&](int col, auto valid) {
+    columns.each_round([&](int col, auto valid) {
       ElementOf<Op> x[1][kElements];
       bool kept[kElements];
       take(col, valid.total(), x, kept, false);
@@ -227,11 +249,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
       }
     });
     if constexpr (Load::kInterval) {
-      const int behind = end > first ? first + (end - first + (kDown - 1)) / kDown * kDown : first;
-#pragma unroll 4
-      for (int col = own.down; here && col < first && col < cols; col += kDown) put(col, 0, Op::dropped());
-#pragma unroll 4
-      for (int col = behind; here && col < cols; col += kDown) put(col, 0, Op::dropped());
+      if (here) columns.each_other(cols, [&](int col) { put(col, 0, Op::dropped()); });
     }
     __syncthreads();
     end_stretch<Shape::kBlock>(to, results, held);
