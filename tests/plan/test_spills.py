@@ -163,7 +163,7 @@ def test_parameters_that_wait_in_registers_are_loaded_at_use_where_registers_are
 
 
 def test_a_block_of_the_grid_has_a_warp_less_for_each_scheduler_where_registers_are_spilled() -> None:
-    problem = Problem(64, 1 << 22, 4, 4, 4, (4, 4))
+    problem = Problem(64, 1 << 22, 4, 4, 4, (4,))
     whole = planned(problem, lambda _: 0, "split")
 
     fewer = planned(problem, lambda plan: 4 * (plan.block == 1024), "split")
