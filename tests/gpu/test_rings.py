@@ -12,6 +12,7 @@ import pytest
 import cupynorm
 from cupynorm._dtypes import dtype_of
 from cupynorm.invoke import row_ops
+from tests.gpu.agree import pairs_where_simulated
 
 DIGITS = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 1e-5}
 CALLS = [
@@ -24,6 +25,7 @@ CALLS = [
 ]
 # outer, columns, neighbours: one chunk and several, a last one that is not whole, fewer columns than threads share them
 SHAPES = [(2, 100, 520), (1, 257, 528), (3, 5, 520), (1, 130, 1024), (1, 513, 520)]
+VARIANTS = ("shared", "cluster")
 
 
 def drawn(shape: tuple[int, ...], dtype: str) -> Any:
@@ -45,25 +47,25 @@ def check(xp: Any, call: Any, x: Any, variant: Any, *operands: Any, **options: A
 
 
 @pytest.mark.small
-@pytest.mark.parametrize("variant", ["shared", "cluster"])
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
-def test_every_op(xp: Any, shape: tuple[int, ...], variant: str) -> None:
-    for number, call in enumerate(CALLS):
-        check(xp, call, drawn(shape, ("float32", "float16")[number % 2]), variant)
+def test_every_op(xp: Any, shape: tuple[int, ...]) -> None:
+    for each, variant, number in pairs_where_simulated(SHAPES, VARIANTS, range(len(CALLS))):
+        if each == shape:
+            check(xp, CALLS[number], drawn(shape, ("float32", "float16")[number % 2]), variant)
 
 
 @pytest.mark.small
-@pytest.mark.parametrize("variant", ["shared", "cluster"])
 @pytest.mark.parametrize("dtype", [*DIGITS])
-def test_parameters_of_every_dtype(xp: Any, dtype: str, variant: str) -> None:
-    for shape in SHAPES[:3]:
-        gamma, beta = drawn((shape[1],), dtype), drawn((shape[1],), "float32")
-        check(xp, cupynorm.layer_norm, drawn(shape, dtype), variant, gamma, beta)
-        check(xp, cupynorm.rms_norm, drawn(shape, dtype), variant, gamma)
+def test_parameters_of_every_dtype(xp: Any, dtype: str) -> None:
+    for each, variant, shape in pairs_where_simulated(DIGITS, VARIANTS, SHAPES[:3]):
+        if each == dtype:
+            gamma, beta = drawn((shape[1],), dtype), drawn((shape[1],), "float32")
+            check(xp, cupynorm.layer_norm, drawn(shape, dtype), variant, gamma, beta)
+            check(xp, cupynorm.rms_norm, drawn(shape, dtype), variant, gamma)
 
 
 @pytest.mark.small
-@pytest.mark.parametrize("variant", ["shared", "cluster"])
+@pytest.mark.parametrize("variant", VARIANTS)
 def test_blocks_that_go_through_many_tiles(xp: Any, variant: str) -> None:
     """A ring is full and empty again, of chunks that are no multiple of a tile's."""
     for dtype, shape in (("float16", (2, 300, 1000)), ("float32", (3, 270, 520))):
