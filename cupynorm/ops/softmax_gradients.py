@@ -207,7 +207,7 @@ def _run(
             function,
             own["dy"],
             own["y"],
-            {**dict(zip(OPTIONS, options, strict=True)), **{name: own[name] for name in MASKS}},
+            dict(zip(OPTIONS, options, strict=True)) | {name: own[name] for name in MASKS},
             log=function == "log_softmax_backward",
             **dict(zip(("dropout", "seed", "offset"), drop, strict=True)),
             return_dbias=return_dbias,

@@ -37,9 +37,8 @@ if TYPE_CHECKING:
 Occupancy = Callable[[Plan], int]
 # (plan without its grid) -> bytes of local memory of a thread of its compiled kernel: of what registers do not hold.
 LocalBytes = Callable[[Plan], int]
-STEPS_IN_VAIN = (
-    2  # after which fewer blocks are no longer tried: a compiler may spill more with a few registers more
-)
+# After so many steps in vain fewer blocks are no longer tried: a compiler may spill more with a few registers more.
+STEPS_IN_VAIN = 2
 
 
 def none_known(plan: Plan) -> int:  # noqa: ARG001  a LocalBytes

@@ -125,7 +125,8 @@ class Plan:
     ctas_per_row
         Blocks that share a row.
     stages
-        0, or how many rows (of a group) are on their way through shared memory.
+        0, or how many rows (of a group) are on their way through shared memory; of rows whose elements lie apart, how
+        many chunks a ring in shared memory has room for.
     grid, block
         Blocks, and threads a block.
     row_shared_bytes, shared_bytes
@@ -136,8 +137,9 @@ class Plan:
     across, waits
         For rows whose elements lie apart from one another: how many threads lie side by side, each with `vector`
         neighbouring rows, and `vectors` elements of each at a time; and where rows wait: NOWHERE,
-        IN_REGISTERS or EVENLY. In `shared` all neighbours lie side by side, and a block has rows_per_group times so
-        many. 0: rows are contiguous. IN_REGISTERS and CUT say of prefetched rows with sums over rows
+        IN_REGISTERS or EVENLY. Without stages, in `shared`, all neighbours lie side by side, and a block has
+        rows_per_group times so many. With stages a thread has `vectors` elements of a row and takes rows_per_group of
+        them at a time, a chunk. 0: rows are contiguous. IN_REGISTERS and CUT say of prefetched rows with sums over rows
         beside them that they wait there (StagedRegisters and CutRegisters in kernels/row/summed_shapes.cuh).
     resident_blocks, waves
         Blocks that a multiprocessor holds at once (clusters: that the device does), and grid / what the device holds
@@ -214,7 +216,7 @@ class Plan:
             converts = self.parameter_cache == CONVERTED
             return (self.vectors, self.across, self.rows_per_group, converts, *launch)
         if self.kernel == "row_ring":
-            chunks = (self.rows_per_group, self.vectors // max(1, self.rows_per_group))
+            chunks = (self.rows_per_group, self.vectors // self.rows_per_group)
             return (self.vector, *chunks, self.across, self.stages, self.ctas_per_row, *launch)
         if self.kernel in others:
             return (*tile, *others[self.kernel], *launch)

@@ -141,6 +141,11 @@ class Problem:
         return MESSAGE_NUMBERS if self.rounds else self.row_numbers
 
     @property
+    def slot_bytes(self) -> int:
+        """Bytes of what threads or blocks that share a row tell one another of it (SlotWords in row/meeting.cuh)."""
+        return in_accesses(self.message_numbers * self.compute_bytes)
+
+    @property
     def may_drop(self) -> bool:
         """Say whether a mask may drop elements; whether one is kept then waits beside it."""
         return self.masked or not (self.direct_load or self.parameter_bytes)
@@ -253,6 +258,5 @@ def messages_bytes(problem: Problem, plan: Plan) -> int:
         return 0
     if not plan.across:
         return room_bytes(problem.rows, problem.cols)
-    slot = in_accesses(problem.message_numbers * problem.compute_bytes)
     groups, rows = plan.grid // plan.ctas_per_row, plan.across * plan.vector
-    return groups * COUNTER_BYTES + 2 * plan.grid * rows * slot
+    return groups * COUNTER_BYTES + 2 * plan.grid * rows * problem.slot_bytes

@@ -33,7 +33,6 @@ from cupynorm.plan.config import (
     WARP,
     WHOLE_COLUMNS,
     Plan,
-    in_accesses,
 )
 from cupynorm.plan.partition import is_power_of_two, power_of_two_to
 from cupynorm.plan.variants.across_grid import (
@@ -55,11 +54,13 @@ from cupynorm.plan.variants.tiles import (
     fill_the_device,
     in_parts,
     is_even,
+    is_in_warps,
     kinds_of,
     lanes_of,
     may_be_shifted,
     most_numbers,
     part_of,
+    reduction_slots,
     registers_of,
     shifted_is_better,
     tiles_of,
@@ -98,9 +99,9 @@ def across(question: Question, variant: str | None = None, *, cooperative: bool 
         if together is not None:
             return together
     if variant in {None, "shared", "cluster"}:
-        circling = ring(question, variant)
-        if circling is not None or variant == "shared":
-            return circling
+        in_ring = ring(question, variant)
+        if in_ring is not None or variant == "shared":
+            return in_ring
     found = (
         finished(question, plan, _why(question.problem, plan))
         for plan in tilings(question, variant)
@@ -187,15 +188,11 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
         plan = replace(plan, waits=EVENLY if even else IN_REGISTERS)
     if problem.column_sums and plan.waits != EVENLY:
         return None
-    rows, several = plan.across * plan.vector, plan.cluster > 1
     tiles = tiles_of(problem, plan)
     full = plan.waits > 0 and plan.vectors * plan.group * plan.ctas_per_row == problem.cols
     turns = 2 if problem.rounds or problem.column_sums else 1
-    of_row = plan.block // WARP if _is_in_warps(plan) else plan.block // plan.across  # kSlots of Across
-    slots = rows * (turns * plan.ctas_per_row * several + of_row + 1)
-    meet = plan.variant in {"cluster", "split"} or of_row > 1
-    needed = slots * in_accesses(problem.message_numbers * problem.compute_bytes) * meet
-    needed += slots * ACCESS_BYTES * problem.has_scales * meet
+    slots = reduction_slots(plan, turns * plan.ctas_per_row * (plan.cluster > 1))
+    needed = slots * (problem.slot_bytes + ACCESS_BYTES * problem.has_scales)
     whole = plan.waits == EVENLY and problem.in_steps
     if whole and plan.vectors * plan.group <= WHOLE_COLUMNS:  # gamma and beta, converted
         needed += plan.vectors * plan.group * len(problem.parameter_bytes) * problem.compute_bytes
@@ -285,7 +282,7 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
         shape = shape and is_power_of_two(plan.block)
     else:
         shape = shape and plan.variant == "split" and not plan.waits
-    if problem.rounds and not _is_in_warps(plan):  # no warp waits for others, whose rows may have more rounds
+    if problem.rounds and not is_in_warps(plan):  # no warp waits for others, whose rows may have more rounds
         shape = shape and is_power_of_two(plan.across) and plan.group == plan.ctas_per_row == 1
     if problem.in_steps and problem.may_drop:
         shape = shape and plan.vector <= MAX_ROWS_OF_WORD
@@ -296,11 +293,6 @@ def is_sound(problem: Problem, plan: Plan) -> bool:
     either = plan.variant in {"cluster", "split"}
     waits = plan.waits != CUT and (either or (plan.waits == NOWHERE) == (plan.variant == "uncached"))
     return alone and shape and waits and (problem.room if plan.variant == "split" else clusters)
-
-
-def _is_in_warps(plan: Plan) -> bool:
-    """Say whether lanes of a warp that share rows are `across` lanes apart (kInWarps of Across)."""
-    return plan.across <= WARP and is_power_of_two(plan.across)
 
 
 def _as_measured(question: Question, ctas: Sequence[int]) -> Iterator[Plan]:

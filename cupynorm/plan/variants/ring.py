@@ -14,12 +14,11 @@ from cupynorm.plan.config import (
     NOWHERE,
     ONE_BLOCK_PER_ROW,
     PLAIN,
-    WARP,
     Plan,
-    in_accesses,
 )
 from cupynorm.plan.partition import is_power_of_two
 from cupynorm.plan.sections.tilings import RingTiling
+from cupynorm.plan.variants.tiles import reduction_slots
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -126,11 +125,9 @@ def _chunk_bytes(plan: Plan) -> int:
 
 def _bytes_beside(problem: Problem, plan: Plan) -> int:
     """Return the bytes of reductions, and of what is stored with a column."""
-    rows, ctas = plan.across * plan.vector, plan.ctas_per_row
-    of_row = plan.block // WARP if plan.across <= WARP else plan.group  # kSlots of Ring
-    slots = rows * (2 * ctas * (ctas > 1) + of_row + 1) if ctas > 1 or of_row > 1 else 0
+    slots = reduction_slots(plan, 2 * plan.ctas_per_row * (plan.cluster > 1))
     columns = plan.vectors * plan.group * len(problem.parameter_bytes) * problem.compute_bytes
-    return slots * in_accesses(problem.message_numbers * problem.compute_bytes) + columns
+    return slots * problem.slot_bytes + columns
 
 
 def _can_be(problem: Problem) -> bool:

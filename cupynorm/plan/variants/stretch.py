@@ -104,7 +104,7 @@ def _cut(question: Question) -> Plan:
     converted = _with_shared_memory(problem, replace(plan, parameter_cache=CONVERTED))
     if problem.parameter_bytes and _at_once(question, converted) == at_once:
         plan = converted
-    short = problem.message_numbers * problem.compute_bytes <= ACCESS_BYTES
+    short = problem.slot_bytes <= ACCESS_BYTES
     stores = problem.output_bytes > 0 and (problem.fields == 1 or _are_computed_pairs(problem))
     if short and stores and at_once <= numbers.few_at_once:
         larger = _of_block(question, tables, most, plan.parameter_cache)
@@ -139,7 +139,7 @@ def finished(question: Question, plan: Plan, reason: str) -> Plan | None:
 def _with_shared_memory(problem: Problem, plan: Plan) -> Plan:
     slots = plan.across * plan.rows_per_group * (plan.group + 1) * (plan.group > 1)
     held = _stretch_bytes(problem, plan)
-    needed = slots * in_accesses(problem.message_numbers * problem.compute_bytes) + held
+    needed = slots * problem.slot_bytes + held
     if plan.parameter_cache == CONVERTED:
         needed += in_accesses(problem.cols * len(problem.parameter_bytes) * problem.compute_bytes)
     return replace(plan, row_shared_bytes=held, shared_bytes=needed)

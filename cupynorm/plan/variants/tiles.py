@@ -147,6 +147,23 @@ def bytes_beside(problem: Problem) -> int:
     return loaded + sum(max(REGISTER_BYTES, size) for size in problem.epilogue_operands)
 
 
+def is_in_warps(plan: Plan) -> bool:
+    """Say whether lanes of a warp that share rows are `across` lanes apart (kInWarps of Across and Ring)."""
+    return plan.across <= WARP and is_power_of_two(plan.across)
+
+
+def reduction_slots(plan: Plan, messages: int) -> int:
+    """Return how many Slots the reductions of a block's rows have room for (ReductionPlaces in row/apart.cuh).
+
+    messages: of each row, from the blocks of a cluster.
+    """
+    of_row = (
+        plan.block // WARP if is_in_warps(plan) else plan.block // plan.across
+    )  # kSlots of Across and Ring
+    shared = plan.variant in {"cluster", "split"} or of_row > 1
+    return plan.across * plan.vector * (messages + of_row + 1) * shared
+
+
 def is_even(problem: Problem, ctas: int, group: int, elements: int) -> bool:
     """Say whether each thread that shares a row has one of its elements at least, and all but SPARE_ELEMENTS."""
     least = problem.cols // ctas
