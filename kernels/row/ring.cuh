@@ -180,15 +180,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   ahead.begin_tile();
 #pragma unroll 1
   for (int i = 0; i < Shape::kStages; ++i) ahead.copy(places);
-  if constexpr (Store::Affines::kPresent) {
-#pragma unroll 1
-    for (int i = thread; i < held; i += Shape::kBlock) {
-      Number number[1];
-      Store::Affines::template convert<1>(a.store.template columns<1>(begin + i), number);
-      numbers[i] = number[0];
-    }
-    if constexpr (!Reduced::kAny) __syncthreads();  // else the reduction has barriers
-  }
+  static_assert(Reduced::kAny, "a barrier comes before the numbers are used");
+  if constexpr (Store::Affines::kPresent) convert_columns<Shape::kBlock>(a.store, numbers, begin, held);
   const auto columns = [&](int at) {
     if constexpr (Store::Affines::kPresent) return Scalings<Number, 1>{{numbers[down + at * kDown]}};
     else return a.store.template columns<1>(first + at * kDown);

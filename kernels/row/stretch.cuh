@@ -9,6 +9,7 @@
 #include <io/fused.cuh>
 #include <row/apart.cuh>
 #include <row/running.cuh>
+#include <row/tiles.cuh>
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
 
@@ -45,7 +46,7 @@ struct RowOfTable {
 
 // Bytes of shared memory in which a stretch of so many has room, wherever it begins.
 inline int stretch_bytes(int bytes) { return (bytes / 16 + 2) * 16; }
-// Where a stretch begins in its first 16 bytes, in elements: in shared memory as in memory.
+// How many elements behind a multiple of 16 bytes a stretch begins. It begins so in shared memory, too.
 template <typename T>
 inline int shift_of(const T* place) {
   return int(reinterpret_cast<unsigned long long>(place) % 16 / sizeof(T));
@@ -83,17 +84,6 @@ inline void end_stretch(T* to, const T* from, int held) {
     store_vector<true>(to + at, load_vector<T, kAccess>(from + at));
   if (thread < head) to[thread] = from[thread];
   if (whole_end + thread < held) to[whole_end + thread] = from[whole_end + thread];
-}
-
-// gamma and beta of all columns to shared memory, converted.
-template <int kBlock, class Store, class Number>
-inline void convert_columns(const Store& store, Number* numbers, int cols) {
-#pragma unroll 1
-  for (int col = threadIdx.x; col < cols; col += kBlock) {
-    Number own[1];
-    Store::Affines::template convert<1>(store.template columns<1>(col), own);
-    numbers[col] = own[0];
-  }
 }
 
 // A thread's columns: every kDown-th from `own` on. A mask's interval keeps those from `first` on, before `end`.
@@ -160,7 +150,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   commit_copies();
 
   // ---- while they are on their way
-  if constexpr (kAffine) convert_columns<Shape::kBlock>(a.store, numbers, cols);
+  if constexpr (kAffine) convert_columns<Shape::kBlock>(a.store, numbers, 0, cols);
   const auto own = RowOfTable<Shape>::of(thread < Shape::kThreads ? thread : 0);
   const bool here = thread < Shape::kThreads && own.slot(0) < rows;
   const int64 row = first_row + (here ? own.slot(0) : 0);

@@ -54,4 +54,15 @@ inline void go_through_tiles(const Store& store, int64 rows, Go go) {
   }
 }
 
+// Parameters of the `count` columns from `first` on, converted, to shared memory. A barrier comes before they are used.
+template <int kBlock, class Store, class Number>
+inline void convert_columns(const Store& store, Number* numbers, int first, int count) {
+#pragma unroll 1
+  for (int i = threadIdx.x; i < count; i += kBlock) {
+    Number own[1];
+    Store::Affines::template convert<1>(store.template columns<1>(first + i), own);
+    numbers[i] = own[0];
+  }
+}
+
 }  // namespace cupynorm
