@@ -370,8 +370,6 @@ struct FusedLoad : Cols {
     Keep::template store_across<kRows>(to, own, col);
   }
 
-  // Calls visit(from, pointer, cols) for x and each array of operands or of a mask whose elements lie anywhere: where
-  // its `row` begins, and what `own`, the pointer to another row, has of it (row/stretch.cuh).
   template <class Visit>
   void each_scattered(int64 row, RowPointer& own, Visit visit) const {
     visit(pointer + rows.offset(row), own.pointer, static_cast<Cols&>(own));

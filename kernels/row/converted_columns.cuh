@@ -7,9 +7,9 @@ extern __shared__ __align__(16) unsigned char shared_memory[];
 
 namespace cupynorm {
 
-// Where a column's parameters lie in shared memory once they are converted: behind each vector there is room, so that
-// neighbouring threads, whose elements are a vector apart, meet no bank twice. A vector that begins at its first
-// element is read in accesses of 16 bytes. plan/ knows kRoom, too.
+// How converted parameters lie in shared memory. Each vector has room behind it, so that neighbouring threads, whose
+// elements are a vector apart, do not access one bank twice. A vector that begins at its first element is read in
+// accesses of 16 bytes. The planner has the same room (converted_bytes in cupynorm/plan/partition.py).
 template <class Number, int kVector, bool kAnyAlignment>
 struct ConvertedLayout {
   static constexpr int kBytes = sizeof(Number), kRoom = kAnyAlignment ? 1 : kVector * kBytes > 16 ? 16 / kBytes : 0;

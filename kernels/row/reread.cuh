@@ -2,9 +2,9 @@
 // all that it is computed from, and once more for its results; with a scale for each row, once more in between.
 //
 // Blocks tell one another what they found by messages that lie where their first results will be (reread_meeting.cuh).
-// Where results do not lie next to one another, messages have room of their own; where nothing is stored, too, and a
-// row is read once; and where rows are few and long. Groups of blocks then have rows of their own, so that some work
-// while others meet (docs/notes/084).
+// Messages have memory of their own in three cases: results do not lie next to one another; nothing is stored, so that
+// a row is read once; rows are few and long. In the last case each group of blocks has other rows, so that some groups
+// work while others meet (docs/notes/084).
 #pragma once
 #include <base/pdl.cuh>
 #include <io/affine.cuh>
