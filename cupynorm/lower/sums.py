@@ -265,7 +265,6 @@ def _unaligned_tiles(what: Sums, compute: Dtype, vector: int) -> SumTiles | None
     if whole and (not any(what.results) or strides[0] % line == 0):
         return None
     apart = any(not like.access_of(each, what.axes) for each in arrays)
-    loads = _unaligned_loads(what, compute, vector, apart=apart)
     # wide tiles where arrays differ in alignment, since only the ends of a tile then share lines with others
     lanes = NUMBERS.apart_lanes if apart else LANES
     found = []
@@ -273,38 +272,21 @@ def _unaligned_tiles(what: Sums, compute: Dtype, vector: int) -> SumTiles | None
     for unit, least in ((line, at_lines), (vector, NUMBERS.min_rows_at_vectors)):
         period = unit // math.gcd(unit, strides[0])
         if what.rows >= least * period:
-            found.append(_tiles_of_alignment(what, vector, unit, period, loads, lanes))
+            found.append(_tiles_of_alignment(what, compute, vector, unit, period, lanes, apart=apart))
     # at lines, unless more threads would be idle
     best = min(found, key=lambda each: each.lanes * each.tiles, default=None)
     return best if best is None or best.unit == line or not whole else None
 
 
-def _unaligned_loads(what: Sums, compute: Dtype, vector: int, *, apart: bool) -> tuple[int, int, int]:
-    """Return for unaligned rows how many are in flight, how often at least a group has so many, and SumTiles.blocks.
-
-    apart: arrays differ in alignment. In 16 bits much is computed for few bytes, so many threads matter most.
-    """
-    summed, several = any(what.results), len(what.elements) > 1
-    bytes_in_flight = NUMBERS.bytes_in_flight // (1 + (apart or _of_both_halves(what)))
-    found = bytes_in_flight, NUMBERS.min_batches, 0
-    if compute.itemsize == FLOAT_BYTES and vector * compute.itemsize == 2 * ACCESS_BYTES:
-        if apart and not summed:
-            found = NUMBERS.halves_apart
-        elif summed and not (apart or several):
-            found = NUMBERS.halves_summed
-    bytes_in_flight, batches, blocks = found
-    return max(1, bytes_in_flight // compute.itemsize), batches, blocks
-
-
 def _tiles_of_alignment(
-    what: Sums, vector: int, unit: int, period: int, loads: tuple[int, int, int], most_lanes: int
+    what: Sums, compute: Dtype, vector: int, unit: int, period: int, most_lanes: int, *, apart: bool
 ) -> SumTiles:
-    """Choose how blocks cover rows of which every period-th has the same alignment. loads: _unaligned_loads()."""
-    in_flight, batches, of_multiprocessor = loads
+    """Choose how blocks cover rows of which every period-th has the same alignment. apart: as in _unaligned_loads()."""
     vectors = -(-(what.cols + unit - 1) // vector)  # with what may be before the row's first column
     lanes = min(most_lanes, 1 << (vectors - 1).bit_length())
     while lanes > LANES and vectors < NUMBERS.lanes_in_use * (-(-vectors // lanes) * lanes):
         lanes //= 2
+    in_flight, batches, of_multiprocessor = _unaligned_loads(what, compute, vector, lanes, apart=apart)
     tiles, rows = -(-vectors // lanes), -(-what.rows // period)
     batch = THREADS // lanes * in_flight
     least = max(batch * batches, NUMBERS.min_rows_summed if any(what.results) else 1)
@@ -313,11 +295,29 @@ def _tiles_of_alignment(
     wanted = max(1, min(most, rows // least))
     rows_of_group = -(-rows // (wanted * batch)) * batch
     groups = period * -(-rows // rows_of_group)
-    if lanes == NUMBERS.apart_lanes:  # takes more registers
-        of_multiprocessor = min(of_multiprocessor, NUMBERS.apart_blocks)
     return SumTiles(
         lanes, vector, vector, groups, rows_of_group, tiles, in_flight, period, unit, of_multiprocessor
     )
+
+
+def _unaligned_loads(
+    what: Sums, compute: Dtype, vector: int, lanes: int, *, apart: bool
+) -> tuple[int, int, int]:
+    """Return for unaligned rows how many are in flight, how often at least a group has so many, and SumTiles.blocks.
+
+    apart: arrays differ in alignment. In 16 bits much is computed for few bytes, so many threads matter most.
+    """
+    summed, several = any(what.results), len(what.elements) > 1
+    bytes_in_flight = NUMBERS.bytes_in_flight // (1 + (apart or _of_both_halves(what)))
+    found = bytes_in_flight, NUMBERS.min_batches, 0
+    if compute.itemsize == FLOAT_BYTES and vector * compute.itemsize == 2 * ACCESS_BYTES:
+        many = what.rows * what.cols >= NUMBERS.min_elements_apart
+        if apart and many and not summed and lanes < NUMBERS.apart_lanes:
+            found = NUMBERS.halves_apart
+        elif summed and not (apart or several):
+            found = NUMBERS.halves_summed
+    bytes_in_flight, batches, blocks = found
+    return max(1, bytes_in_flight // compute.itemsize), batches, blocks
 
 
 def _in_two(each: View, what: Sums, vector: int) -> bool:
