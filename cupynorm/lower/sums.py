@@ -27,7 +27,7 @@ from cupynorm.lower.mirrors import (
 )
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.vectors import Vectors, is_per_row
-from cupynorm.plan.config import ACCESS_BYTES, LINE_BYTES
+from cupynorm.plan.config import ACCESS_BYTES, FLOAT_BYTES, LINE_BYTES
 from cupynorm.plan.lowering import numbers
 from cupynorm.runtime import compiler
 
@@ -106,7 +106,8 @@ class SumTiles(NamedTuple):
     lanes: threads side by side along a row, of `vector` columns each. width: elements of one store. groups: of rows.
     tiles: of columns. rows_in_flight: rows whose loads a thread issues before it waits for the first. period, unit: of
     unaligned rows, which have a kernel of their own: the rows of a group are `period` apart, and vectors are counted
-    from a multiple of `unit` elements; 0: all rows are aligned.
+    from a multiple of `unit` elements; 0: all rows are aligned. blocks: of a multiprocessor, for which the compiler
+    leaves registers in that kernel; 0: a thread takes as many as it wants.
     """
 
     lanes: int
@@ -118,12 +119,13 @@ class SumTiles(NamedTuple):
     rows_in_flight: int
     period: int = 1
     unit: int = 0
+    blocks: int = 0
 
     @property
     def template(self) -> tuple[int, ...]:
         """The kernel's template arguments behind its types."""
         if self.unit:
-            return THREADS, self.lanes, self.vector, self.rows_in_flight
+            return THREADS, self.lanes, self.vector, self.rows_in_flight, self.blocks
         return THREADS, self.lanes, self.vector, self.width, self.rows_in_flight
 
     @property
@@ -263,7 +265,6 @@ def _unaligned_tiles(what: Sums, compute: Dtype, vector: int) -> SumTiles | None
     if whole and (not any(what.results) or strides[0] % line == 0):
         return None
     apart = any(not like.access_of(each, what.axes) for each in arrays)
-    in_flight = max(1, NUMBERS.bytes_in_flight // compute.itemsize // (1 + (apart or _of_both_halves(what))))
     # wide tiles where arrays differ in alignment, since only the ends of a tile then share lines with others
     lanes = NUMBERS.apart_lanes if apart else LANES
     found = []
@@ -271,29 +272,52 @@ def _unaligned_tiles(what: Sums, compute: Dtype, vector: int) -> SumTiles | None
     for unit, least in ((line, at_lines), (vector, NUMBERS.min_rows_at_vectors)):
         period = unit // math.gcd(unit, strides[0])
         if what.rows >= least * period:
-            found.append(_tiles_of_alignment(what, vector, unit, period, in_flight, lanes))
+            found.append(_tiles_of_alignment(what, compute, vector, unit, period, lanes, apart=apart))
     # at lines, unless more threads would be idle
     best = min(found, key=lambda each: each.lanes * each.tiles, default=None)
     return best if best is None or best.unit == line or not whole else None
 
 
 def _tiles_of_alignment(
-    what: Sums, vector: int, unit: int, period: int, in_flight: int, most_lanes: int
+    what: Sums, compute: Dtype, vector: int, unit: int, period: int, most_lanes: int, *, apart: bool
 ) -> SumTiles:
-    """Choose how blocks cover rows of which every period-th has the same alignment."""
+    """Choose how blocks cover rows of which every period-th has the same alignment. apart: as in _unaligned_loads()."""
     vectors = -(-(what.cols + unit - 1) // vector)  # with what may be before the row's first column
     lanes = min(most_lanes, 1 << (vectors - 1).bit_length())
     while lanes > LANES and vectors < NUMBERS.lanes_in_use * (-(-vectors // lanes) * lanes):
         lanes //= 2
+    in_flight, batches, of_multiprocessor = _unaligned_loads(what, compute, vector, lanes, apart=apart)
     tiles, rows = -(-vectors // lanes), -(-what.rows // period)
     batch = THREADS // lanes * in_flight
-    least = max(batch * NUMBERS.min_batches, NUMBERS.min_rows_summed if any(what.results) else 1)
+    least = max(batch * batches, NUMBERS.min_rows_summed if any(what.results) else 1)
     blocks = _most_blocks(what)
     most = MAX_GROUPS // period if blocks is None else -(-blocks // (tiles * period))
     wanted = max(1, min(most, rows // least))
     rows_of_group = -(-rows // (wanted * batch)) * batch
     groups = period * -(-rows // rows_of_group)
-    return SumTiles(lanes, vector, vector, groups, rows_of_group, tiles, in_flight, period, unit)
+    return SumTiles(
+        lanes, vector, vector, groups, rows_of_group, tiles, in_flight, period, unit, of_multiprocessor
+    )
+
+
+def _unaligned_loads(
+    what: Sums, compute: Dtype, vector: int, lanes: int, *, apart: bool
+) -> tuple[int, int, int]:
+    """Return for unaligned rows how many are in flight, how often at least a group has so many, and SumTiles.blocks.
+
+    apart: arrays differ in alignment. In 16 bits much is computed for few bytes, so many threads matter most.
+    """
+    summed, several = any(what.results), len(what.elements) > 1
+    bytes_in_flight = NUMBERS.bytes_in_flight // (1 + (apart or _of_both_halves(what)))
+    found = bytes_in_flight, NUMBERS.min_batches, 0
+    if compute.itemsize == FLOAT_BYTES and vector * compute.itemsize == 2 * ACCESS_BYTES:
+        many = what.rows * what.cols >= NUMBERS.min_elements_apart
+        if apart and many and not summed and lanes < NUMBERS.apart_lanes:
+            found = NUMBERS.halves_apart
+        elif summed and not (apart or several):
+            found = NUMBERS.halves_summed
+    bytes_in_flight, batches, blocks = found
+    return max(1, bytes_in_flight // compute.itemsize), batches, blocks
 
 
 def _in_two(each: View, what: Sums, vector: int) -> bool:

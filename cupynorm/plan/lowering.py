@@ -42,6 +42,13 @@ class SumNumbers(NamedTuple):
         Unaligned rows of the same alignment, at least: so that vectors are counted from lines of memory; so that they
         are counted from multiples of their size; from lines where rows begin at vectors; and those of a group, for one
         row of partial sums.
+    halves_apart, halves_summed
+        For unaligned rows of 16 bits: rows in flight times bytes of float32, how often at least a group has so many,
+        and blocks of a multiprocessor for which the compiler leaves registers; where arrays differ in alignment,
+        nothing is added up and fewer than `apart_lanes` threads are side by side, and where arrays are aligned alike
+        and the one that is written is added up.
+    min_elements_apart
+        For the first of these, elements at least: few blocks end apart from one another.
     narrow_cols, narrow_rows, narrow_blocks, narrow_bytes_in_flight
         For rows of 16 bits where elements are written to one array and added up: from how many columns and rows on, and
         up to how many, there are so few blocks, which run at once, and so many rows in flight (times bytes of float32).
@@ -79,6 +86,9 @@ class SumNumbers(NamedTuple):
     min_rows_at_vectors: int
     min_rows_of_vectors: int
     min_rows_summed: int
+    halves_apart: tuple[int, int, int]
+    halves_summed: tuple[int, int, int]
+    min_elements_apart: int
     narrow_cols: Sequence[int]
     narrow_rows: Sequence[int]
     narrow_blocks: int

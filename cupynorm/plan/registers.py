@@ -93,10 +93,13 @@ def _many_addresses(question: Question, elements: int, *, cached: bool) -> bool:
 def _fills_a_multiprocessor(
     question: Question, elements: int, values: int, *, full: bool, cached: bool
 ) -> bool:
-    """Say whether a ragged sum in 16 bits does with the registers that a block of all threads has."""
+    """Say whether a ragged sum, or an unaligned loss, in 16 bits does with the registers that 1024 threads leave."""
     problem, model = question.problem, question.rules.registers
-    sums = problem.fused and problem.fusion == "affine" and not (full or cached or problem.unaligned)
-    sums = sums and problem.element_bytes == HALF_BYTES and values <= model.crowded_elements
-    sums = sums and problem.extra_registers <= model.few
     few = elements // problem.vector <= question.rules.tile.many_vectors
-    return sums and few and _words_loaded(question, elements) <= model.loaded_words
+    if problem.element_bytes != HALF_BYTES or not few:
+        return False
+    if problem.early_exponential:  # what waits are exponentials alone
+        return bool(problem.unaligned) and problem.waits_as_loaded
+    sums = problem.fused and problem.fusion == "affine" and not (full or cached or problem.unaligned)
+    sums = sums and values <= model.crowded_elements and problem.extra_registers <= model.few
+    return sums and _words_loaded(question, elements) <= model.loaded_words

@@ -175,12 +175,21 @@ inline void add_rows_apart(const A& a, const RowsApart& rows, int number, const 
   }
 }
 
+// Whether the compiler is told how many blocks a multiprocessor shall hold: for other architectures it spills, and none
+// was timed (docs/notes/085).
+#if __CUDA_ARCH__ == 900
+constexpr int kAsksForBlocks = 1;
+#else
+constexpr int kAsksForBlocks = 0;
+#endif
+
 // blockIdx.x: tile of kLanes * kVector columns; the first one begins up to unit - 1 columns before the row. blockIdx.y:
 // group of rows, a group of each of `period` kinds after the other. A thread has every kThreads / kLanes-th row of its
-// group, kAtOnce of them in flight.
+// group, kAtOnce of them in flight. kBlocks: of a multiprocessor, for which the compiler leaves registers; 0: a thread
+// takes as many as it wants.
 template <typename Compute, class Function, int kSums, class Operands_, class Elements_, class Targets, int kThreads,
-    int kLanes, int kVector, int kAtOnce>
-__global__ void __launch_bounds__(kThreads)
+    int kLanes, int kVector, int kAtOnce, int kBlocks>
+__global__ void __launch_bounds__(kThreads, kAsksForBlocks * kBlocks)
     sum_unaligned_columns(const __grid_constant__ UnalignedSumArguments<Operands_, Elements_, Targets> a) {
   using Stores = PartStores<Elements_, kVector, kThreads, kLanes>;
   constexpr int kTurns = kThreads / kLanes, kTile = kLanes * kVector, kBatch = kAtOnce * kTurns;

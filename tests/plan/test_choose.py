@@ -22,6 +22,8 @@ from cupynorm.plan.config import (
 from cupynorm.plan.limits import RECORDED, active_blocks
 from cupynorm.plan.problem import Problem, messages_bytes
 from cupynorm.plan.rules import rules_of
+from cupynorm.tools import bench
+from cupynorm.tools.results import Point
 
 H200 = RECORDED["h200"]
 
@@ -598,3 +600,20 @@ def test_a_few_spilled_bytes_cost_sums_of_rows_that_lie_apart_no_block() -> None
 
         plan = choose(problem, RECORDED["h200"], lambda plan: plan.min_blocks, local_bytes=local_bytes)
         assert plan.min_blocks == blocks
+
+
+@pytest.mark.parametrize(("cols", "aligned"), [(1001, 1024), (2001, 2048), (4001, 4096)])
+def test_a_loss_of_unaligned_rows_of_16_bits_has_as_many_threads_as_of_aligned_ones(
+    cols: int, aligned: int
+) -> None:
+    """Its kernel does with 64 registers, though an estimate of its parts is 88."""
+    plans = [
+        choose(
+            bench.lowered(Point("cross_entropy/grad", "float16", 49152, each), limits=H200).problem,
+            H200,
+            lambda plan: plan.min_blocks,
+        )
+        for each in (cols, aligned)
+    ]
+
+    assert len({plan.block * plan.min_blocks for plan in plans}) == 1

@@ -48,7 +48,8 @@ class ColumnSums(NamedTuple):
         Tilings that a search found to be better than the best by these numbers: bytes of an element of x, sums,
         operands before and behind the op, `unaligned` of a Plan (such rows take more registers), and the fewest and the
         most columns that it is for; then vectors of a thread, threads of a block, blocks of a cluster, stages, blocks
-        of a multiprocessor, and where a row with stages waits (`waits` of a Plan).
+        of a multiprocessor, and where a row with stages waits (`waits` of a Plan); and of the device's L2 cache, at
+        least how many megabytes, which say how fast memory is: an H200 has 60, an H100 50.
     """
 
     blocks: Sequence[int]

@@ -21,6 +21,7 @@ from cupynorm.plan.config import (
     MAILBOXES,
     MAX_BLOCK,
     MAX_CTAS,
+    MEGABYTE,
     NOWHERE,
     NUMBERS_OF_SLOT,
     PLAIN,
@@ -67,8 +68,9 @@ def _measured(question: Question, variant: str | None) -> Iterator[Plan]:
     operands = len(problem.load_operands), len(problem.epilogue_operands)
     kind = [problem.load_bytes, problem.column_sums, *operands, problem.unaligned]
     measured = question.rules.column_sums.measured
-    for *of_kind, fewest, most, vectors, block, ctas, stages, blocks, waits in measured:
-        if of_kind != kind or not fewest <= problem.cols <= most:
+    for *of_kind, fewest, most, vectors, block, ctas, stages, blocks, waits, l2_megabytes in measured:
+        wide = question.limits.l2_bytes >= l2_megabytes * MEGABYTE
+        if of_kind != kind or not (wide and fewest <= problem.cols <= most):
             continue
         plan = (
             _tiling(problem, ctas, vectors, block, least_group(problem))
