@@ -159,6 +159,27 @@ struct RowsOfLanes {
   static int place(int thread, int v) { return thread * Shape::kVector + v; }
 };
 
+// Leaves what each warp has of its rows in slots, or each thread where lanes side by side are several warps, for all
+// threads of the block to read.
+template <class Op, class Shape, class Own>
+inline void leave_slots(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
+    SlotWords<Op>* slots, const Own& own) {
+  constexpr int kLanes = Shape::kLanes;
+  if constexpr (Shape::kInWarps && kLanes < kWarp) {
+#pragma unroll
+    for (int v = 0; v < Shape::kVector; ++v) s[v] = Op::gather(s[v], LanesApart<kLanes>());
+  }
+  const int lane = threadIdx.x % kWarp;
+  if (Shape::kInWarps ? lane < kLanes : int(threadIdx.x) < Shape::kThreads) {
+    const int place = Shape::kInWarps ? int(threadIdx.x) / kWarp * kLanes + lane : int(threadIdx.x);
+#pragma unroll
+    for (int v = 0; v < Shape::kVector; ++v) {
+      if (own.has(v)) slots[own.place(place, v)].slot = {s[v], pivot[v]};
+    }
+  }
+  __syncthreads();
+}
+
 // Calls finish(row, slot) once for each of the tile's rows, with the State of the whole row, given those of each
 // thread's rows and what they are counted from, which is the same in a warp. All threads must call; turn: how often
 // they have before, 0 without kMore. They see what finish has written. each_its_own: of rows that blocks of the grid
@@ -169,24 +190,12 @@ template <class Op, class Shape, bool kMore, class Room, class Meanwhile, class 
 inline void reduce_tile(typename Op::State (&s)[Shape::kVector], const typename Op::Compute (&pivot)[Shape::kVector],
     const TileReduction<Op, Shape, kMore, Room>& places, int part, int turn, GridMeeting* meeting,
     Meanwhile meanwhile, Finish finish, bool each_its_own = false, const Own& own = {}) {
-  constexpr int kLanes = Shape::kLanes, kCtasPerRow = Shape::kCtasPerRow, kQuads = SlotWords<Op>::kQuads;
+  constexpr int kCtasPerRow = Shape::kCtasPerRow, kQuads = SlotWords<Op>::kQuads;
   using OfWarps = GatheredSlots<Op, Shape, Shape::kSlots>;
   const auto finish_once = [&](int row, int number, const Slot<Op>& all) {
     if (number == 0) finish(row, all);
   };
-  if constexpr (Shape::kInWarps && kLanes < kWarp) {
-#pragma unroll
-    for (int v = 0; v < Shape::kVector; ++v) s[v] = Op::gather(s[v], LanesApart<kLanes>());
-  }
-  const int lane = threadIdx.x % kWarp;
-  if (Shape::kInWarps ? lane < kLanes : int(threadIdx.x) < Shape::kThreads) {
-    const int place = Shape::kInWarps ? int(threadIdx.x) / kWarp * kLanes + lane : int(threadIdx.x);
-#pragma unroll
-    for (int v = 0; v < Shape::kVector; ++v) {
-      if (own.has(v)) places.slots[own.place(place, v)].slot = {s[v], pivot[v]};
-    }
-  }
-  __syncthreads();
+  leave_slots<Op, Shape>(s, pivot, places.slots, own);
   if constexpr (kCtasPerRow == 1) {
     OfWarps::give_all(places.slots, finish_once);
   } else if constexpr (Shape::kOfGrid && !Shape::kHolds) {

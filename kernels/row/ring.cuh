@@ -6,6 +6,7 @@
 #include <io/fused.cuh>
 #include <row/across_choices.cuh>
 #include <row/layout.cuh>
+#include <row/owned_rows.cuh>
 #include <row/tiles.cuh>
 
 extern __shared__ __align__(16) unsigned char shared_memory[];
@@ -73,6 +74,15 @@ struct ChunksAhead {
   }
 };
 
+// Waits for a chunk of a tile, behind which the ring's other chunks are on their way: all but those before it.
+template <class Shape, int kChunk = 0>
+inline void wait_for_chunk(int chunk) {
+  if constexpr (kChunk + 1 < Shape::kChunks) {
+    if (chunk > kChunk) return wait_for_chunk<Shape, kChunk + 1>(chunk);
+  }
+  wait_for_copies<Shape::kStages - 1 - kChunk>();
+}
+
 // A tile of rows, as one thread has it: a chunk after the other is read from its places.
 template <class AnyOp, class Load, class Shape>
 struct RingRows {
@@ -113,13 +123,19 @@ struct RingRows {
         x[v][j] = valid.template has<kElements>(j) ? computed[v] : Op::kHasPivot && j > 0 ? x[v][0] : AnyOp::padding();
     }
   }
+  // Waits for the tile, chunk after chunk, and summarises each as it comes.
   void summarize(State (&mine)[kVector], Compute (&pivot)[kVector]) const {
     Element x[kVector][kElements];
+    const auto each_that_comes = [&](auto body) {
+      each_chunk([&](int place, int at, auto valid) {
+        wait_for_chunk<Shape>(at / kElements);
+        if (valid.total() > 0) body(place, at, valid);
+      });
+    };
     if constexpr (Own::kAny) {
 #pragma unroll
       for (int v = 0; v < kVector; ++v) mine[v] = Op::identity(), pivot[v] = 0;
-      each_chunk([&](int place, int, auto valid) {
-        if (valid.total() == 0) return;
+      each_that_comes([&](int place, int, auto valid) {
         Access loaded[kElements];
         places.read(place, loaded);
 #pragma unroll
@@ -137,9 +153,7 @@ struct RingRows {
       });
     } else {
       RunningRows<Op, kVector, typename Load::Precision> running;
-      each_chunk([&](int place, int at, auto valid) {
-        if (valid.total() > 0) take(place, at, valid, x), running.add(x, valid);
-      });
+      each_that_comes([&](int place, int at, auto valid) { take(place, at, valid, x), running.add(x, valid); });
       take_states<Shape>(running, mine, pivot);
     }
   }
@@ -152,7 +166,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   using Op = typename Rows::Op;
   using Compute = typename Op::Compute;
   using Type = typename Load::Type;
-  using Reduced = ReductionPlaces<Op, Shape, true>;
+  using Reduced = OwnedPlaces<Op, Shape>;
   using Places = typename Rows::Places;
   using Number = typename Store::Affines::template Number<Compute>;
   constexpr int kVector = Shape::kVector, kElements = Shape::kElements, kDown = Shape::kDown,
@@ -172,7 +186,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
             count = held > down ? (held - down + kDown - 1) / kDown : 0;
 
   // reductions, then the ring, then what is stored with a column
-  const Reduced reduced = {shared_memory, mbarriers, nullptr};
+  const Reduced reduced = {reinterpret_cast<SlotWords<Op>*>(shared_memory), mbarriers};
   unsigned char* const ring = shared_memory + Reduced::kBytes;
   const Places places = {reinterpret_cast<Type*>(ring) + thread * kVector};
   Number* const numbers = reinterpret_cast<Number*>(ring + Places::kBytes);
@@ -180,7 +194,7 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
   ahead.begin_tile();
 #pragma unroll 1
   for (int i = 0; i < Shape::kStages; ++i) ahead.copy(places);
-  static_assert(Reduced::kAny, "a barrier comes before the numbers are used");
+  // a barrier comes before the numbers are used
   if constexpr (Store::Affines::kPresent) convert_columns<Shape::kBlock>(a.store, numbers, begin, held);
   const auto columns = [&](int at) {
     if constexpr (Store::Affines::kPresent) return Scalings<Number, 1>{{numbers[down + at * kDown]}};
@@ -197,9 +211,8 @@ __global__ void __launch_bounds__(Shape::kBlock, Shape::kMinBlocks)
     for (int v = 0; v < kVector; ++v) rows.sources[v] = a.load.at(here ? row + v : 0);
     typename Op::State total[kVector];
     Compute pivot[kVector] = {};
-    wait_for_copies<Shape::kStages - Shape::kChunks>();
     rows.summarize(total, pivot);
-    reduce_apart<Op, Shape>(total, pivot, reduced, part, turn);
+    reduce_owned<Op, Shape>(total, pivot, reduced, part, turn);
     const Op op = Rows::Own::of(a.op);
     typename Op::Row whole[kVector];
 #pragma unroll

@@ -65,6 +65,16 @@ def test_parameters_of_every_dtype(xp: Any, dtype: str) -> None:
 
 
 @pytest.mark.small
+def test_as_many_blocks_as_a_cluster_may_have(xp: Any) -> None:
+    """Each owns some of a tile's rows, of which all tell it, and tells all."""
+    x, gamma = drawn((1, 300, 520), "float16"), drawn((300,), "float16")
+    plan = check(xp, cupynorm.rms_norm, x, "cluster", gamma)
+    plan = dataclasses.replace(plan, ctas_per_row=16, vectors=plan.rows_per_group, waves=1e-6)
+    assert check(xp, cupynorm.layer_norm, x, plan, gamma, gamma).grid == 16
+    check(xp, cupynorm.softmax, x, plan)
+
+
+@pytest.mark.small
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_blocks_that_go_through_many_tiles(xp: Any, variant: str) -> None:
     """A ring is full and empty again, of chunks that are no multiple of a tile's."""

@@ -125,9 +125,13 @@ def _chunk_bytes(plan: Plan) -> int:
 
 def _bytes_beside(problem: Problem, plan: Plan) -> int:
     """Return the bytes of reductions, and of what is stored with a column."""
-    slots = reduction_slots(plan, 2 * plan.ctas_per_row * (plan.cluster > 1))
     columns = plan.vectors * plan.group * len(problem.parameter_bytes) * problem.compute_bytes
-    return slots * problem.slot_bytes + columns
+    return _slots(plan) * problem.slot_bytes + columns
+
+
+def _slots(plan: Plan) -> int:
+    """Return how many Slots the reductions have room for (OwnedPlaces in row/owned_rows.cuh)."""
+    return reduction_slots(plan, int(plan.ctas_per_row > 1))
 
 
 def _can_be(problem: Problem) -> bool:
@@ -155,4 +159,6 @@ def _is_sound(problem: Problem, plan: Plan) -> bool:
     held = plan.vectors % plan.rows_per_group == 0 and plan.stages > chunks
     held = held and plan.vectors * plan.group * plan.ctas_per_row >= problem.cols
     clusters = (plan.ctas_per_row > 1) == (plan.variant == "cluster") and plan.ctas_per_row <= MAX_CTAS
-    return alone and access and shape and held and clusters
+    owned = plan.across * plan.vector % plan.ctas_per_row == 0  # as many rows by each block
+    owned = owned and _slots(plan) > 0
+    return alone and access and shape and held and clusters and owned
