@@ -79,6 +79,7 @@ def instructions(code: bytes) -> int:
 
 INCLUDE = re.compile(r"^\s*#\s*include\s*[<\"]([^>\"]+)[>\"]", re.MULTILINE)
 PRAGMA = re.compile(r"^\s*#\s*pragma.*$", re.MULTILINE)
+END = "#pragma same_end_of_a_file"
 
 
 class Sources:
@@ -86,7 +87,8 @@ class Sources:
 
     def __init__(self, folder: Path) -> None:
         files = {path.relative_to(folder).as_posix(): path for path in sorted(folder.rglob("*.cu*"))}
-        self._texts = {name: _without_comments(path.read_text("utf-8")) for name, path in files.items()}
+        texts = _without_comments([path.read_text("utf-8") for path in files.values()])
+        self._texts = dict(zip(files, texts, strict=True))
         self._reached: dict[tuple[str, ...], str] = {}
 
     def digest(self, text: str) -> str:
@@ -109,16 +111,27 @@ class Sources:
         return self._reached[roots]
 
 
-def _without_comments(text: str) -> str:
-    """Return a source without comments where g++ is there to find them, else as it is.
+def _without_comments(texts: Sequence[str]) -> list[str]:
+    """Return sources without comments where g++ is there to find them, else as they are.
 
-    Nothing is expanded and no condition is decided. g++ keeps all directives but #pragma once.
+    Nothing is expanded and no condition is decided. g++ keeps all directives but #pragma once. It takes as long to
+    start as for all of them, so they are one input, with a line of ours behind each.
     """
-    if shutil.which("g++") is None or "__LINE__" in text:
-        return text
+    known = [shutil.which("g++") is not None and "__LINE__" not in text for text in texts]
+    given = [text for text, each in zip(texts, known, strict=True) if each]
     command = ["g++", "-fpreprocessed", "-dD", "-E", "-P", "-x", "c++", "-"]
-    done = subprocess.run(command, input=text, capture_output=True, text=True, check=False)
-    return text if done.returncode else "\n".join((*PRAGMA.findall(text), done.stdout))
+    joined = "".join(f"{text}\n{END}\n" for text in given)
+    done = (
+        subprocess.run(command, input=joined, capture_output=True, text=True, check=False) if given else None
+    )
+    found = done.stdout.split(f"{END}\n") if done and not done.returncode else []
+    if len(found) != len(given) + 1:  # a comment or a text without an end: each alone, if there are several
+        return [each for text in texts for each in _without_comments([text])] if len(texts) > 1 else [*texts]
+    bare = iter(found)
+    return [
+        "\n".join((*PRAGMA.findall(text), next(bare))) if each else text
+        for text, each in zip(texts, known, strict=True)
+    ]
 
 
 def _hash(*texts: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import collections
+import gc
 from typing import Any
 
 import pytest
@@ -25,6 +26,12 @@ LONG = (
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Run files first whose tests take up to a minute each: at the end other processes would wait for them."""
     items.sort(key=lambda item: not item.path.name.endswith(LONG))
+
+
+def pytest_collection_finish() -> None:
+    """Let garbage be looked for seldom, and among what tests make: it would be among all tests that there are."""
+    gc.freeze()
+    gc.set_threshold(20_000, *gc.get_threshold()[1:])
 
 
 def pytest_terminal_summary(terminalreporter: Any) -> None:

@@ -189,7 +189,7 @@ def move_spec(source: Places, target: Places, bias: View | None, rows: int = 0) 
         *(begin.values, end.values, shift.values),
     )
     kind = f"{index.cpp}, {cpp(x.dtype)}, {cpp(y.dtype)}, {shift.cpp}, {begin.cpp}, {end.cpp}"
-    whole = Struct(f"cupynorm::Moved<{kind}>", np.dtype(fields, align=True), values)
+    whole = Struct(f"cupynorm::MovedHeads<{kind}>", np.dtype(fields, align=True), values)
     text = compiler.text("bert/heads.cuh", whole.cpp, whole.dtype.itemsize)
     compute = compute_dtype(x.dtype, y.dtype, *([bias.dtype] if bias else []))
     name = f"cupynorm::move_heads<{cpp(compute)}, {{numbers}}, {{types}}>"

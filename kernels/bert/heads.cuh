@@ -54,7 +54,7 @@ struct Places {
 // y is 0 there. Without rows, each is itself. vectors: of a token, of which head_vectors are one head's; heads: of a
 // part.
 template <typename Index, typename T, typename U, class Bias, int kFrom, int kTo>
-struct Moved {
+struct MovedHeads {
   const T* x;
   U* y;
   const int* rows;
@@ -76,7 +76,7 @@ constexpr bool kSameType<T, T> = true;
 template <typename Compute, int kVector, int kTokens, bool kIndexed, typename Index, typename T, typename U,
     class Bias, int kFrom, int kTo>
 __global__ void __launch_bounds__(kHeadsBlock)
-    move_heads(const __grid_constant__ Moved<Index, T, U, Bias, kFrom, kTo> a) {
+    move_heads(const __grid_constant__ MovedHeads<Index, T, U, Bias, kFrom, kTo> a) {
   using Offset = typename SignedOf<Index>::Type;
   const Index thread = Index(blockIdx.x) * kHeadsBlock + Index(threadIdx.x), group = a.vectors.of(thread),
       first = group * kTokens;

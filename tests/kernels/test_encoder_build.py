@@ -250,7 +250,7 @@ def test_what_is_large_is_counted_in_64_bits():
         (1 << 20, 128, -(1 << 13)),
     ):
         wide = heads.move_spec(rows(tokens, source), rows(tokens, target), None)
-        assert "Moved<unsigned long long, " in wide.params.cpp
+        assert "MovedHeads<unsigned long long, " in wide.params.cpp
 
     fits = heads.move_spec(rows(1 << 20, 1 << 11), rows(1 << 20, 1 << 11), None)
     assert fits.expression(fits.problem.with_tokens(1)).count("unsigned, ") == 1

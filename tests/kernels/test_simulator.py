@@ -13,6 +13,7 @@ import cupynorm
 from cupynorm.call.view import View
 from cupynorm.lower.row import row_spec
 from cupynorm.ops.norm import LAYER_NORM
+from cupynorm.ops.softmax import SOFTMAX
 from cupynorm.runtime import compiler, devices
 from tests import build_gate, module_text, simulator
 from tests.simulator import build, cupy, rehearsal, simulated  # noqa: F401  a fixture
@@ -917,9 +918,17 @@ def test_a_barrier_taken_out_of_the_shipped_kernels_is_found(tmp_path, monkeypat
         cupynorm.softmax(cupy.asarray(np.ones((2, 8192), np.float32)), plan="shared")
 
 
+def without_kernels(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let a folder be the cache in which there is only the engine, which takes two seconds to compile."""
+    engine = build.engine(build.sanitizer())
+    folder.mkdir(mode=0o700, exist_ok=True)
+    (folder / engine.name).write_bytes(engine.read_bytes())
+    monkeypatch.setenv("CUPYNORM_SIMULATOR_CACHE", str(folder))
+
+
 @pytest.mark.skipif(build.compiler() != "g++", reason="other compilers do without")
 def test_headers_are_compiled_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    monkeypatch.setenv("CUPYNORM_SIMULATOR_CACHE", str(tmp_path))
+    without_kernels(tmp_path, monkeypatch)
     build._header.cache_clear()
     build.library('extern "C" __global__ void nothing() {}', "nothing")
 
@@ -930,15 +939,15 @@ def test_headers_are_compiled_ahead(monkeypatch: pytest.MonkeyPatch, tmp_path: P
 
 def joined(tmp_path, monkeypatch, kernels):
     """Compile kernels together into an empty cache."""
-    monkeypatch.setenv("CUPYNORM_SIMULATOR_CACHE", str(tmp_path / "cache"))
+    without_kernels(tmp_path / "cache", monkeypatch)
     found = [build.wanted(code, name, compiler.options()) for code, name in kernels]
     build.together(found)
     return found
 
 
-def row_kernels():
+def row_kernels(op=LAYER_NORM):
     """Give text and name of kernels that need more and less shared memory."""
-    what = row_spec(LAYER_NORM, *(View(0, (8, 1024), (4096, 4), np.dtype(np.float32)),) * 2, 1, {})
+    what = row_spec(op, *(View(0, (8, 1024), (4096, 4), np.dtype(np.float32)),) * 2, 1, {})
     plans = {each.kernel: each for each in build_gate.plans(what.problem, "90")}
     return [(what.text, what.expression(plan)) for plan in plans.values()]
 
@@ -950,7 +959,7 @@ def test_kernels_that_are_compiled_together_are_those_that_are_compiled_alone(tm
     assert len({each.path.stat().st_ino for each in found}) == 1  # one library
     together = [build.Library(code, name, compiler.options()) for code, name in kernels]
 
-    monkeypatch.setenv("CUPYNORM_SIMULATOR_CACHE", str(tmp_path / "another"))
+    without_kernels(tmp_path / "another", monkeypatch)
     for (code, name), one in zip(kernels, together, strict=True):
         alone = build.Library(code, name, compiler.options())
         for what in ("static_shared_bytes", "max_threads", "parameter_bytes"):
@@ -966,6 +975,22 @@ def test_a_kernel_that_does_not_compile_leaves_the_others_to_be_compiled_alone(t
     assert build.library(code, name, compiler.options()) == good.path
     with pytest.raises(build.CompileError, match="Missing"):
         build.library(code, bad.name, compiler.options())
+
+
+def test_kernels_that_include_others_headers_are_one_library_too(tmp_path, monkeypatch):
+    kernels = [row_kernels(op)[0] for op in (LAYER_NORM, SOFTMAX)]
+    found = joined(tmp_path, monkeypatch, kernels)
+    assert len({each.includes for each in found}) == 2
+    assert len({each.path.stat().st_ino for each in found}) == 1
+
+
+def test_where_headers_do_not_go_together_those_that_include_the_same_are_compiled_together(
+    tmp_path, monkeypatch
+):
+    (code, name), *others = row_kernels(SOFTMAX)
+    kernels = [*row_kernels()[:2], (code, name.replace("Softmax", "Missing")), others[0]]
+    found = joined(tmp_path, monkeypatch, kernels)
+    assert [each.path.exists() for each in found] == [True, True, False, False]
 
 
 def test_only_texts_that_are_whole_by_themselves_are_joined():

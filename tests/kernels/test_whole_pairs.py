@@ -19,7 +19,7 @@ from tests import simulator
 from tests.build_gate import code_of, compile_first_choices, compiled, nvdisasm
 from tests.plan.test_pairs import of_norm, of_softmax, planned
 from tests.sampling import in_pairs
-from tests.simulator import cupy
+from tests.simulator import cupy, simulated  # noqa: F401  a fixture
 from tests.tilings_apart import tiling_apart
 
 DIGITS = {"float16": 4e-3, "bfloat16": 3e-2, "float32": 2e-5, "float64": 1e-12}
@@ -39,7 +39,7 @@ CALLS = ("softmax", "log_softmax", "layer_norm", "rms_norm", "layer_norm without
 
 
 @pytest.fixture(autouse=True)
-def twins(monkeypatch: pytest.MonkeyPatch) -> Any:
+def twins(simulated: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr(simulator.settings, "schedules", ("forward", "reverse"))
     # few multiprocessors, so that blocks of the grid go through several tiles
     monkeypatch.setitem(RECORDED, "few", dataclasses.replace(RECORDED["h200"], sm_count=2))

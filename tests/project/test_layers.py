@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import functools
 from pathlib import Path
 
 import pytest
@@ -55,7 +56,8 @@ DOORS = {
 }
 
 
-def imported(module: str) -> set[str]:
+@functools.cache
+def imported(module: str) -> frozenset[str]:
     """Return all imports of a module: the package's modules by their paths, others by their top names."""
     found = set()
     path = FILES[module]
@@ -69,7 +71,7 @@ def imported(module: str) -> set[str]:
         for name in names:
             top, _, rest = name.partition(".")
             found.add(top if top != "cupynorm" else module_of(rest))
-    return found
+    return frozenset(found)
 
 
 def module_of(name: str) -> str:

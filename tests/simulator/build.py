@@ -7,6 +7,8 @@ import contextlib
 import ctypes
 import functools
 import hashlib
+import itertools
+import math
 import os
 import platform
 import re
@@ -284,6 +286,11 @@ class Wanted(NamedTuple):
         return parts_of(self.code) if all(f"struct {each} {{" in self.code for each in needed) else None
 
     @property
+    def includes(self) -> tuple[str, ...]:
+        """The lines of a text of several kernels that include headers."""
+        return tuple(part[0] for part in self.parts or () if part["include"])
+
+    @property
     def path(self) -> Path:
         return cache() / f"{self.key}.so"
 
@@ -324,8 +331,9 @@ def _text(codes: Iterable[str], kernels: Iterable[Wanted]) -> str:
     )
 
 
-def _all_options(kernel: Wanted, flags: list[str]) -> list[str]:
-    ahead = [f'#include "{HERE / "simulator.h"}"', *(line for line in COMMON if line in kernel.code)]
+def _all_options(code: str, kernel: Wanted, flags: list[str]) -> list[str]:
+    """Return what g++ is called with for a text of such kernels."""
+    ahead = [f'#include "{HERE / "simulator.h"}"', *(line for line in COMMON if line in code)]
     folder = _header("\n".join(ahead), kernel.passed, kernel.version, *flags)
     return [*flags, f"-I{folder}", f"-I{HERE}", *kernel.passed]
 
@@ -348,47 +356,60 @@ def library(code: str, name: str, options: Iterable[str] = (), *, tells: bool = 
         os.utime(one.path)
         return one.path
     alone.append(one)
-    return _compile(_text([code], [one]), _all_options(one, _all_flags(tells=tells)), one.key, _link())
+    return _compile(_text([code], [one]), _all_options(code, one, _all_flags(tells=tells)), one.key, _link())
 
 
 def together(kernels: Sequence[Wanted]) -> None:
     """Compile kernels in one go, into a library each: half of the work is what they share.
 
-    Those whose texts include the same are compiled as one text. If that fails none is there, and library() says why.
-    Those that were wanted with other flags than there are now (tests set them) are left out.
+    If a text of many fails, so do those of kernels that include the same, or they are compiled; where one fails too,
+    none of its kernels is there, and library() says why. Those that were wanted with other flags than there are now
+    (tests set them) are left out.
     """
     alike: dict[tuple[object, ...], dict[str, Wanted]] = {}
     for each in kernels:
         if each.parts and not each.path.exists() and each == wanted(each.code, each.name, each.passed):
-            includes = tuple(part[0] for part in each.parts if part["include"])
-            alike.setdefault((includes, each.passed, each.version), {})[each.key] = each
+            alike.setdefault((each.passed, each.version), {})[each.key] = each
     for group in alike.values():
-        waiting = list(group.values())
-        while waiting := [
-            each for each in waiting if not each.path.exists()
-        ]:  # another process may have made some
-            _compile_together(waiting[:MOST_TOGETHER])
-            waiting = waiting[MOST_TOGETHER:]
+        waiting = sorted(group.values(), key=lambda each: each.includes)  # chunks share what they include
+        several = math.ceil(len(waiting) / MOST_TOGETHER)
+        for first in range(several):
+            # another process may have made some
+            some = [
+                each
+                for each in waiting[first * len(waiting) // several : (first + 1) * len(waiting) // several]
+                if not each.path.exists()
+            ]
+            if some and not _compile_together(some):
+                _compile_those_that_include_the_same(some)
 
 
-def _compile_together(kernels: Sequence[Wanted]) -> None:
+def _compile_those_that_include_the_same(kernels: Sequence[Wanted]) -> None:
+    texts = [[*group] for _, group in itertools.groupby(kernels, lambda each: each.includes)]
+    for some in texts if len(texts) > 1 else ():
+        _compile_together(some)
+
+
+def _compile_together(kernels: Sequence[Wanted]) -> bool:
+    """Compile kernels as one text; say whether g++ took it."""
     parts = (part for each in kernels for part in each.parts or ())
     code = "".join(dict.fromkeys(part[0] for part in parts if not part["comment"]))
-    options = _all_options(kernels[0], _all_flags())
+    options = _all_options(code, kernels[0], _all_flags())
     with tempfile.TemporaryDirectory(dir=cache()) as scratch:
         source, made = Path(scratch, "text.cpp"), Path(scratch, "made.o")
         source.write_text(_text([code], kernels))
         if _run([compiler(), *options, *SECTIONS, "-c", str(source), "-o", str(made)]).returncode:
-            return
+            return False
         result = Path(scratch, "result.so")
         if _run([compiler(), *LIBRARY, str(made), "-o", str(result), *_link()]).returncode:
-            return
+            return False
         entries = [f"simulator_entry_{each.key}" for each in kernels]
         needed = elf.thread_local_bytes(made.read_bytes(), entries, "simulator_shared")
         for each, entry in zip(kernels, entries, strict=True):  # one library under many names
             each.path.with_suffix(STATIC).write_text(str(needed[entry] - SHARED_EXTENT))
             with contextlib.suppress(FileExistsError):
                 each.path.hardlink_to(result)
+    return True
 
 
 def prebuild(kernels: Iterable[tuple[str, str]], options: Iterable[str] = (), processes: int = 2) -> None:
