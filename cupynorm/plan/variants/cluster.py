@@ -41,7 +41,8 @@ if TYPE_CHECKING:
     from cupynorm.plan.problem import Problem
 
 ONE_SHOT = "the fewest blocks of a cluster whose registers hold the row and what is loaded with it"
-STREAMED = "few rows that are only read are streams of two blocks or more, of which nothing waits"
+AT_ONCE = "few rows in registers of clusters: as many blocks as run at once, or the fewest that hold the rows"
+STREAMED = "few rows that are only read are streams of the blocks of a cluster, of which nothing waits"
 SMALL_BATCH = "fewer rows than multiprocessors: a cluster of many blocks for each row"
 
 
@@ -247,7 +248,8 @@ def _one_shot(question: Question, block: int) -> Plan | None:
                 fewest = fewest if question.small_batch else needed
                 resident = max(1, min(blocks, limits.registers_per_sm // (fewest * block)))
                 plan = replace(plan, min_blocks=resident)
-                return with_grid(question, plan, blocks_of(problem, plan), ONE_SHOT)
+                reason = AT_ONCE if question.small_batch else ONE_SHOT
+                return with_grid(question, plan, blocks_of(problem, plan), reason)
         ctas *= 2
     return None
 
