@@ -37,7 +37,6 @@ from cupynorm.lower.mirrors import (
     value,
 )
 from cupynorm.lower.row import ROW_KERNEL, SUMMED_APART_KERNEL, SUMMED_KERNEL, RowOp, types_of
-from cupynorm.lower.row_groups import INTERLEAVED
 from cupynorm.lower.spec import KernelSpec
 from cupynorm.lower.vectors import (
     Vectors,
@@ -60,6 +59,9 @@ from cupynorm.runtime import compiler
 
 if TYPE_CHECKING:
     from collections.abc import Mapping, Sequence
+
+    from cupynorm.lower.row_groups import RowGroups
+    from cupynorm.lower.vectors import RowAlignment
 
 NUMBERS = numbers().fused
 
@@ -221,6 +223,11 @@ def _with_sums(op: RowOp, spec: KernelSpec, sums: RowSums, texts: Sequence[str])
     return spec._replace(text=text, types=types, params=whole, problem=problem)
 
 
+def _of_groups(groups: RowGroups, alignment: RowAlignment) -> RowAlignment | None:
+    """Return the alignment of a group's rows; None where they have several."""
+    return alignment if alignment.period and groups.interleaved % alignment.period == 0 else None
+
+
 def lies_apart(x: View, axes: int, *written: View) -> bool:
     """Say whether a row's elements do not lie next to one another in one of the arrays."""
     return not all(each.split(axes)[1].is_contiguous() for each in (x, *written))
@@ -355,8 +362,8 @@ def _problem(
     drops, labels = (any(isinstance(each, kind) for each in what.operands) for kind in (Dropout, Label))
     cols = math.prod(x.shape[len(x.shape) - axes :])
     alignment = None if in_runs else common_alignment(x, written, axes)
-    if what.sums is not None and alignment is not None and not 0 < alignment.period <= INTERLEAVED:
-        alignment = None  # the rows of a group have several
+    if what.sums is not None and alignment is not None:
+        alignment = _of_groups(what.sums.groups, alignment)
     where = () if what.mask is None or what.mask.where is None else (what.mask.views()["where"],)
     in_steps = apart and not rounds and _in_steps(x, what, axes)
     given = what.load_operands if in_steps else (*what.load_operands, *where)  # in steps a mask waits as bits

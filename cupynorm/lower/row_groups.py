@@ -6,7 +6,9 @@ from cupynorm._values import NamedTuple
 from cupynorm.plan.lowering import numbers
 
 NUMBERS = numbers().sums
-INTERLEAVED = 8  # of so many groups each has rows of one alignment, whatever their width
+# Of a multiple of so many groups each has rows of one alignment, whatever their width, as all rows of so many columns
+# have.
+INTERLEAVED = 8
 
 
 class RowGroups(NamedTuple):
@@ -21,11 +23,21 @@ class RowGroups(NamedTuple):
 
 
 def row_groups(rows: int, cols: int) -> RowGroups:
-    """Return the groups of rows: those that were measured as the best where there are rows enough."""
+    """Return the groups of rows: those that were measured as the best where there are rows enough.
+
+    Fewer rows of many columns are cut into as many groups as are in work at once: more would take another turn.
+    """
     first_cols, last_cols, few, rows_of_few = NUMBERS.few_rows
     are_few = first_cols <= cols <= last_cols and rows <= few
     least = rows_of_few if are_few else NUMBERS.min_rows_of_group
     least = max(least, NUMBERS.min_elements_of_group // cols)
+    if cols % INTERLEAVED == 0 and NUMBERS.groups[-1][0] < cols:
+        turns = (each for each in NUMBERS.at_once if cols <= each[0])
+        _, at_once, fewest, most = next(turns, (0, 0, 1, 0))
+        if fewest <= rows <= most:
+            each = max(NUMBERS.min_rows_of_group, -(-rows // at_once))
+            groups = -(-rows // each)
+            return RowGroups(groups, each, groups)
     of_cols = next((groups for up_to, groups in NUMBERS.groups if cols <= up_to), NUMBERS.wide_groups)
     wanted = max(1, min(NUMBERS.max_groups, of_cols) // INTERLEAVED) * INTERLEAVED
     each = max(least, -(-rows // wanted))

@@ -219,6 +219,8 @@ def in_order(question: Question) -> tuple[Variant, ...]:
         fits_warp = registers.group_of(asked, bytes_a_thread) <= WARP
         one_warp = (registers.warp,) if fits_warp else ()
         clusters: tuple[Variant, ...] = (cluster.one_shot,) if question.small_batch else ()
+        if question.small_batch and cluster.prefers_streamed(asked):
+            clusters = (cluster.streamed, *clusters)
         if not question.small_batch and fused_cluster.prefers_clusters(asked):
             clusters = (fused_cluster.prefetched,)
         if not question.small_batch and cluster.prefers_copied(asked):

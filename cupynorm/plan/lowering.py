@@ -63,9 +63,12 @@ class SumNumbers(NamedTuple):
         turns.
     min_rows_of_group, min_elements_of_group
         Rows and elements of a group, at least.
+    at_once
+        For whole vectors of columns, beyond those of `groups`: up to how many there are, how many groups clusters go
+        through at once, and from how many rows on and up to how many there are no more.
     few_rows
         From how many columns on, and up to how many, so few rows have groups of at least how many rows: clusters then
-        go through all groups at once.
+        go through all groups at once, of any number of columns.
     apart_groups, min_rows_apart
         As `groups`, of rows whose elements lie apart (kernels/row/summed_apart.cuh), the last one for all rows of more
         columns; and rows of a group, at least.
@@ -98,6 +101,7 @@ class SumNumbers(NamedTuple):
     max_groups: int
     wide_groups: int
     min_rows_of_group: int
+    at_once: Sequence[tuple[int, int, int, int]]
     few_rows: Sequence[int]
     min_elements_of_group: int
     apart_groups: Sequence[tuple[int, int]]

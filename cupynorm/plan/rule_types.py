@@ -167,6 +167,8 @@ CROSSOVERS = {
     "cached, late exponential": "the level-1 cache is better than registers, where pairs wait for an exponential each",
     "copied": "fused rows of which x alone is loaded are better copied to a cluster's shared memory",
     "streamed": "rows that are only read are better read as a stream, of which nothing waits",
+    "streamed, others": "the same of rows of bytes, and of rows that begin anywhere",
+    "streamed, few": "the same of few rows, which few blocks share",
     "unaligned": "16-byte vectors with head and tail elements are better than narrow accesses",
     "unaligned short": "the same for short rows",
     "unaligned, sums": "the same where sums over rows are taken in the same pass",

@@ -9,8 +9,8 @@
 // Rows are cut into groups, whose number follows from rows and columns alone (cupynorm/lower/row_groups.py). A block,
 // or a cluster, goes through whole groups: its threads add up what they have of each column in registers, and write the
 // group's sums when it ends. sum_columns adds those of all groups. So the same bits come from any number of blocks.
-// Groups lie interleaved: blocks are near one another in memory, and as their number is a multiple of 8, rows of a
-// group have one alignment, and a thread has the same columns of each.
+// Groups lie interleaved: blocks are near one another in memory. Rows of a group have one alignment, and a thread has
+// the same columns of each: the number of groups is a multiple of 8, or all rows begin at vectors.
 #pragma once
 #include <base/async_copy.cuh>
 #include <base/cluster.cuh>

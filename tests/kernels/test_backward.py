@@ -429,6 +429,25 @@ def test_a_cluster_prefetches_rows_with_all_that_their_elements_are_made_of(
 
 
 @pytest.mark.parametrize(
+    ("name", "cols", "dtype"),
+    [
+        ("loss_of_labels", 4096, "float16"),
+        ("loss_of_labels", 4101, "float16"),
+        ("smooth_loss", 4096, "float32"),
+        ("logsumexp", 4101, "float32"),
+    ],
+)
+def test_blocks_of_a_cluster_stream_rows_that_are_only_read(
+    name: str, cols: int, dtype: str, simulated: Any
+) -> None:
+    case = CALLS[name](5, cols, dtype)
+    vector = 16 // np.dtype(dtype).itemsize
+    numbers = {"variant": "cluster", "vector": vector, "vectors": 2, "ctas_per_row": 2, "block": 64}
+
+    check(simulated, case, planned(case, dataclasses.replace(PLAIN, **numbers, unaligned=cols % 2)))
+
+
+@pytest.mark.parametrize(
     ("name", "cols", "variant"),
     [
         ("softmax", 1001, "block"),

@@ -317,22 +317,44 @@ def test_tilings_that_were_measured_as_the_best_are_taken() -> None:
 
 
 @pytest.mark.parametrize("rows", [1, 5, 528, 4096, 49152, 1_000_000, 1 << 33])
-@pytest.mark.parametrize("cols", [1, 3, 128, 1023, 65536, 1 << 24])
+@pytest.mark.parametrize("cols", [1, 3, 128, 1023, 65535, 65536, 1 << 24])
 def test_groups_cover_all_rows(rows: int, cols: int) -> None:
     groups, each, interleaved = row_groups.row_groups(rows, cols)
-    assert groups % interleaved == interleaved % row_groups.INTERLEAVED == 0
-    assert groups * each >= rows > (groups - row_groups.INTERLEAVED) * each
-    assert interleaved == (groups if cols <= 8192 else row_groups.INTERLEAVED)
+    unit = (
+        row_groups.INTERLEAVED if cols % row_groups.INTERLEAVED or groups % row_groups.INTERLEAVED == 0 else 1
+    )
+    assert groups % interleaved == interleaved % unit == 0
+    assert groups * each >= rows > (groups - unit) * each
+    assert interleaved in {groups, row_groups.INTERLEAVED}
     assert groups <= row_groups.NUMBERS.max_groups
     assert each * cols >= min(rows * cols, row_groups.NUMBERS.min_elements_of_group / 2)
 
 
-def test_few_rows_of_many_columns_have_fewer_partial_sums() -> None:
-    assert row_groups.row_groups(64, 49152) == (16, 4, 8)
-    assert row_groups.row_groups(64, 65536) == (8, 8, 8)
-    assert row_groups.row_groups(65, 65536) == (24, 4, 8)
+def test_few_rows_of_many_columns_have_as_many_groups_as_clusters_go_through_at_once() -> None:
+    assert row_groups.row_groups(32, 65536) == (8, 8, 8)
+    assert row_groups.row_groups(64, 65536) == (13, 5, 13)
+    assert row_groups.row_groups(256, 65536) == (15, 18, 15)
+    assert row_groups.row_groups(64, 65535) == (8, 8, 8)
+    assert row_groups.row_groups(256, 65535) == (64, 4, 8)
+    assert row_groups.row_groups(256, 32768) == (29, 9, 29)
+    assert row_groups.row_groups(256, 16384) == (64, 4, 8)
     assert row_groups.row_groups(64, 131072) == (16, 4, 8)
     assert row_groups.row_groups(24576, 65536) == (120, 205, 8)
+
+
+@pytest.mark.parametrize("skip", [0, 3])
+def test_rows_of_any_number_of_groups_may_lie_at_an_odd_distance(
+    skip: int, simulated: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    few = row_groups.NUMBERS._replace(groups=((32, 528),), at_once=((64, 9, 1, 45),), min_elements_of_group=1)
+    monkeypatch.setattr(row_groups, "NUMBERS", few)
+    assert row_groups.row_groups(45, 64) == (9, 5, 9)
+    given = Given.of(45, 64, "float16", skip)
+
+    found = run(given, None)
+
+    assert found.plan.vector == (1 if skip else 8)
+    assert_right(given, found, "float16")
 
 
 @pytest.mark.parametrize(("cols", "vector"), [(1001, 1), (2049, 4)])

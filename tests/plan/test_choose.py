@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import math
+from typing import Any
 
 import pytest
 
@@ -462,12 +463,43 @@ def test_long_rows_that_are_only_read_are_streams(
 
     plan = chosen(read)
     assert (plan.variant, plan.block, plan.vector * plan.vectors) == ("uncached", block, 32)
-    assert plan.block * plan.min_blocks == 1280
+    assert plan.block * plan.min_blocks == 1024
     many = chosen(dataclasses.replace(read, rows=2**20))
     assert dataclasses.replace(many, grid=plan.grid, waves=plan.waves) == plan
     few = [{"rows": 8}] * (shortest * load_bytes >= 32768)
-    for other in ({"output_bytes": load_bytes}, {"cols": 4096}, {"direct_load": False}, *few):
+    for other in ({"output_bytes": load_bytes}, {"cols": 2048}, {"direct_load": False}, *few):
         assert chosen(dataclasses.replace(read, **other)).variant != "uncached"
+
+
+def fused(rows: int, cols: int, **others: Any) -> Plan:
+    """Return the plan of a fused call of such rows of halves."""
+    each = Problem(rows=rows, cols=cols, vector=8, load_bytes=2, compute_bytes=4, fused=True)
+    return choose(dataclasses.replace(each, **others), H200, lambda plan: max(1, plan.min_blocks))
+
+
+@pytest.mark.parametrize("pairs", [False, True])
+@pytest.mark.parametrize(("rows", "cols"), [(64, 65536), (128, 16384), (64, 32768), (32, 32768), (16, 65536)])
+def test_blocks_of_all_few_rows_run_at_once(rows: int, cols: int, pairs: bool) -> None:
+    pair = {"fields": 2, "load_operands": (2,), "direct_load": False} if pairs else {}
+
+    plan = fused(rows, cols, output_bytes=2, **pair)
+
+    assert (plan.variant, plan.block, plan.min_blocks) == ("cluster", 256, 4)
+    enough = (
+        2 if pairs and rows == 64 and cols == 65536 else 1
+    )  # turns, of as many elements as a thread may have
+    assert H200.sm_count / 2 < rows * plan.ctas_per_row <= enough * 4 * H200.sm_count
+    assert plan.vectors * plan.vector * (1 + pairs) >= 16
+
+
+def test_few_long_rows_that_are_only_read_are_streams_of_whole_chunks() -> None:
+    streams = fused(64, 65536), fused(128, 131072)
+
+    assert {(each.kernel, each.ctas_per_row, each.block, each.vectors) for each in streams} == {
+        ("row_staged", 2, 512, 4)
+    }
+    for other in (fused(64, 65536 + 8), fused(32, 65536), fused(64, 32768), fused(64, 65536, output_bytes=2)):
+        assert other.kernel == "row_registers"
 
 
 def test_short_rows_that_are_only_read_give_each_thread_four_vectors() -> None:

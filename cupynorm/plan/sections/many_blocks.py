@@ -21,9 +21,12 @@ class Clusters(NamedTuple):
         Waves of the blocks that there is room for, at least, where a block has rows of one alignment.
     few_copied_blocks
         Blocks for each multiprocessor, at least, where a small batch of fused rows lies in shared memory of clusters.
-    one_shot_block, one_shot_ctas, one_shot_small_batch_ctas, one_shot_blocks
-        Fused calls: threads of a block, blocks of a cluster at least (where rows are few), and blocks of a
-        multiprocessor.
+    one_shot_block, one_shot_ctas, one_shot_blocks
+        Fused calls: threads of a block, blocks of a cluster at least, and blocks of a multiprocessor.
+    small_batch_block, small_batch_blocks
+        The same where rows are few: threads of a block, and blocks of a multiprocessor, which all rows take together.
+    few_read_ctas, few_read_block, few_read_rows
+        Few rows that are only read: blocks of a cluster and their threads, and rows for each multiprocessor, at least.
     """
 
     max_block: int
@@ -33,8 +36,12 @@ class Clusters(NamedTuple):
     few_copied_blocks: int
     one_shot_block: Mapping[int, int]
     one_shot_ctas: int
-    one_shot_small_batch_ctas: int
     one_shot_blocks: int
+    small_batch_block: Mapping[int, int]
+    small_batch_blocks: int
+    few_read_ctas: int
+    few_read_block: int
+    few_read_rows: float
 
 
 class FusedClusters(NamedTuple):

@@ -48,7 +48,7 @@ class RegisterModel(NamedTuple):
         is loaded beside x, but a mask keeps an interval or each row has a scale; where 16 bits become bytes with a
         scale a row, and nothing else (docs/notes/088); beside values and parameters, where these wait in shared memory
         and in registers.
-    small_batch, one_row
+    small_batch, small_batch_fused, one_row
         Registers for small batches, and for one row in the registers of the grid.
     computed, computed_beside, computed_at_most
         All registers of a thread of fused rows that wait as they were computed: where x alone is loaded, with operands
@@ -86,6 +86,7 @@ class RegisterModel(NamedTuple):
     staged: int
     staged_arithmetic: int
     small_batch: int
+    small_batch_fused: int
     one_row: int
     staged_alone: int
     staged_scaled: int

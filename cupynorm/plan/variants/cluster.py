@@ -26,6 +26,7 @@ from cupynorm.plan.partition import (
     in_registers,
     line_vectors,
     power_of_two_from,
+    power_of_two_to,
     shared_bytes,
     threads_with_vectors,
     words,
@@ -40,6 +41,8 @@ if TYPE_CHECKING:
     from cupynorm.plan.problem import Problem
 
 ONE_SHOT = "the fewest blocks of a cluster whose registers hold the row and what is loaded with it"
+AT_ONCE = "few rows in registers of clusters: as many blocks as run at once, or the fewest that hold the rows"
+STREAMED = "few rows that are only read are streams of the blocks of a cluster, of which nothing waits"
 SMALL_BATCH = "fewer rows than multiprocessors: a cluster of many blocks for each row"
 
 
@@ -212,33 +215,73 @@ def _resident(question: Question, plan: Plan) -> int:
 
 def one_shot(question: Question) -> Plan | None:
     """Return the fewest blocks whose registers hold a row and what is loaded with it; many where rows are few."""
-    block: int = question.rules.clusters.one_shot_block[question.problem.compute_bytes]
-    while block >= WARP:
-        plan = _one_shot(question, block)
-        if plan is not None:
-            return plan
-        block //= 2  # so many threads have too few registers for one vector of each
-    return None
+    numbers, compute = question.rules.clusters, question.problem.compute_bytes
+    most = numbers.one_shot_block[compute]
+    block = numbers.small_batch_block[compute] if question.small_batch else most
+    # larger blocks hold more; where so many threads have too few registers for one vector of each, smaller ones do
+    larger = [each for each in (2 * block,) if each <= most]
+    smaller = [block >> halved for halved in range(1, block.bit_length()) if block >> halved >= WARP]
+    tried = (_one_shot(question, each) for each in (block, *larger, *smaller))
+    return next(filter(None, tried), None)
 
 
 def _one_shot(question: Question, block: int) -> Plan | None:
     problem, limits, rules = question.problem, question.limits, question.rules
     numbers = rules.clusters
     most = rules.tile.max_elements[problem.compute_bytes] // max(problem.fields, loaded_with(problem))
-    ctas = numbers.one_shot_ctas
+    ctas, blocks = numbers.one_shot_ctas, numbers.one_shot_blocks
     if question.small_batch:
-        ctas = min(numbers.one_shot_small_batch_ctas, question.max_ctas)
+        blocks = numbers.small_batch_blocks
+        at_once = blocks * limits.sm_count // problem.rows
+        # half of what a thread may have, or a vector while there are multiprocessors without a block
+        roomy = max(problem.cols // (block * most // 2), limits.sm_count // problem.rows)
+        roomy = min(roomy, problem.vectors // block)
+        ctas = power_of_two_to(max(ctas, min(question.max_ctas, at_once, roomy)))
     while 1 < ctas <= question.max_ctas:
         plan = by_whole_blocks(problem, ctas, block)
         elements = plan.vectors * plan.vector
         if elements <= max(most, problem.vector):
             needed = rules.registers.cluster + registers(question, elements, full=plan.full, cached=False)
-            resident = max(1, min(numbers.one_shot_blocks, limits.registers_per_sm // (needed * block)))
-            plan = replace(plan, min_blocks=resident)
             if needed * block <= limits.registers_per_sm:
-                return with_grid(question, plan, blocks_of(problem, plan), ONE_SHOT)
+                # so that blocks of all rows run at once, registers may be as few as simple ops take
+                fewest = elements * problem.fields + rules.registers.small_batch_fused
+                fewest = fewest if question.small_batch else needed
+                resident = max(1, min(blocks, limits.registers_per_sm // (fewest * block)))
+                plan = replace(plan, min_blocks=resident)
+                reason = AT_ONCE if question.small_batch else ONE_SHOT
+                return with_grid(question, plan, blocks_of(problem, plan), reason)
         ctas *= 2
     return None
+
+
+def streamed(question: Question) -> Plan | None:
+    """Return the plan of few long rows that are only read, a chunk at a time: nothing waits."""
+    limits, numbers = question.limits, question.rules.clusters
+    ctas, block = numbers.few_read_ctas, numbers.few_read_block
+    if ctas > question.max_ctas:
+        return None
+    plan = staged.chunked(question, "cluster", block, 0)
+    blocks = min(question.rules.streamed.threads, limits.threads_per_sm) // block
+    plan = replace(plan, vectors=_stream_vectors(question), ctas_per_row=ctas, min_blocks=blocks)
+    return staged.finished(question, plan, STREAMED)
+
+
+def prefers_streamed(question: Question) -> bool:
+    """Say whether few rows that are only read are enough for clusters of few blocks that stream them."""
+    problem, limits = question.problem, question.limits
+    if not problem.only_reads or problem.fields > 1 or problem.vector_bytes != ACCESS_BYTES:
+        return False
+    numbers = question.rules.clusters
+    chunk = numbers.few_read_ctas * numbers.few_read_block * _stream_vectors(question)
+    whole = (
+        problem.vectors % chunk == 0 and not problem.unaligned
+    )  # else some loads would be waited for one by one
+    enough = problem.rows >= numbers.few_read_rows * limits.sm_count
+    return whole and enough and question.rules.is_better("streamed, few", problem)
+
+
+def _stream_vectors(question: Question) -> int:
+    return max(1, question.rules.streamed.elements // question.problem.vector)
 
 
 # ---- rows in shared memory

@@ -87,8 +87,10 @@ def register_rule(question: Question) -> RegisterRule | None:
     """Return how a row is held in registers; None where it is too long for them."""
     problem, rules = question.problem, question.rules
     if problem.fused and not problem.doubles:
-        in_warps = problem.row_bytes % (WARP * ACCESS_BYTES) == 0
-        if problem.only_reads and in_warps and not problem.unaligned:
+        of_warp = WARP * ACCESS_BYTES
+        several = problem.vector_bytes == ACCESS_BYTES and of_warp % problem.row_bytes == 0
+        in_warps = several or problem.row_bytes % of_warp == 0
+        if problem.only_reads and problem.load_bytes > 1 and in_warps and not problem.unaligned:
             alone = rules.register_rule("only read", problem)
             if alone is not None:
                 return alone

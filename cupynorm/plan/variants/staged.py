@@ -175,7 +175,8 @@ def prefers_stream(question: Question) -> bool:
     problem = question.problem
     if not problem.only_reads or problem.fields > 1 or problem.vector_bytes != ACCESS_BYTES:
         return False
-    return question.rules.is_better("streamed", problem)
+    others = problem.load_bytes == 1 or problem.unaligned > 0
+    return question.rules.is_better("streamed, others" if others else "streamed", problem)
 
 
 def chunked(question: Question, variant: str, block: int, row_shared_bytes: int, *, vectors: int = 0) -> Plan:
