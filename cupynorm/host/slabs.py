@@ -386,26 +386,28 @@ def column_sums(values: Array, others: Array | None, before: Array | None, space
         start = None if before is None else np.repeat(before, 2)
         return column_sums(np.repeat(values, 2, axis=2), twice, start, space)[::2]
     total: Any = 0.0 if before is None else before.reshape(outer, rows)
-    begin = 0
-    for columns in (COLUMNS, cols % COLUMNS // EACH * EACH):
-        several = (cols - begin) // columns if columns else 0
-        if several:
-            end, shape = begin + several * columns, (outer, several, -1, EACH, rows)
-            some = values[:, begin:end].reshape(shape)
-            parts = space.take("parts", outer, several, EACH, rows)
+    several, beside = divmod(cols, COLUMNS)
+    groups = [(several, COLUMNS), (1, beside // EACH * EACH)]  # how many, and of how many columns
+    groups = [(number, columns) for number, columns in groups if number and columns]
+    count, begin, at = sum(number for number, _ in groups), 0, 0
+    if groups:
+        parts = space.take("parts", outer, count, EACH, rows)
+        for number, columns in groups:
+            end, shape = begin + number * columns, (outer, number, -1, EACH, rows)
+            some, part = values[:, begin:end].reshape(shape), parts[:, at : at + number]
             if others is None:
-                np.add.reduce(some, axis=2, out=parts)
+                np.add.reduce(some, axis=2, out=part)
             else:
-                np.einsum("akcer,akcer->aker", some, others[:, begin:end].reshape(shape), out=parts)
-            sums = np.add.reduce(parts, axis=2, out=space.take("sums", outer, several, rows))
-            found = space.other("wide", FLOAT64).take("sums", outer, several, rows)
-            np.copyto(found, sums)
-            if begin or before is not None:
-                found[:, 0] += total
-            total = np.add.reduce(found, axis=1)
-            begin = end
-        if begin == cols:
-            return np.asarray(total).reshape(-1)
+                np.einsum("akcer,akcer->aker", some, others[:, begin:end].reshape(shape), out=part)
+            begin, at = end, at + number
+        sums = np.add.reduce(parts, axis=2, out=space.take("sums", outer, count, rows))
+        found = space.other("wide", FLOAT64).take("sums", outer, count, rows)
+        np.copyto(found, sums)
+        if before is not None:
+            found[:, 0] += total
+        total = np.add.reduce(found, axis=1)
+    if begin == cols:
+        return np.asarray(total).reshape(-1)
     rest = values[:, begin:].astype(np.float64)
     total = total + (rest if others is None else rest * others[:, begin:]).sum(axis=1)
     return np.asarray(total).reshape(-1)
