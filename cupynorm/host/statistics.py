@@ -268,10 +268,7 @@ def normalize(
         low, high = SAFE_NORMS[rows.space.dtype]
         size = _norms(rows, order)
         safe = (size > low) & (size < high)
-        if order == 0:  # the largest becomes 1
-            rows.apply(np.divide, np.where(safe, size, 1.0))
-        else:  # takes less, and is off by one rounding more
-            rows.apply(np.multiply, 1 / np.where(safe, size, 1.0))
+        rows.apply(np.divide, np.where(safe, size, 1.0))
         if np.count_nonzero(safe) < safe.size:
             bad = ~safe
             some = rows.again(bad)
