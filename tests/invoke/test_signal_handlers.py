@@ -24,7 +24,7 @@ devices = pytest.mark.parametrize("device", ["h200", "a100"])
 
 
 @pytest.fixture
-def calls(simulated: Any, monkeypatch: pytest.MonkeyPatch, name: str, device: str) -> tuple[Call, Call]:
+def calls(monkeypatch: pytest.MonkeyPatch, name: str, device: str) -> tuple[Call, Call]:
     """Give two calls that are launched with the same words; both were made before."""
     xp = simulator.install(monkeypatch, device).cupy
     columns = xp.asarray(host(COLS))
