@@ -31,9 +31,9 @@ def row_groups(rows: int, cols: int) -> RowGroups:
     are_few = first_cols <= cols <= last_cols and rows <= few
     least = rows_of_few if are_few else NUMBERS.min_rows_of_group
     least = max(least, NUMBERS.min_elements_of_group // cols)
-    if cols % INTERLEAVED == 0 and NUMBERS.groups[-1][0] < cols:
-        turns = (each for each in NUMBERS.at_once if cols <= each[0])
-        _, at_once, fewest, most = next(turns, (0, 0, 1, 0))
+    if cols % INTERLEAVED == 0:
+        turns = (each for each in NUMBERS.at_once if each[0] <= cols <= each[1])
+        _, _, at_once, fewest, most = next(turns, (0, 0, 0, 1, 0))
         if fewest <= rows <= most:
             each = max(NUMBERS.min_rows_of_group, -(-rows // at_once))
             groups = -(-rows // each)

@@ -64,8 +64,9 @@ class SumNumbers(NamedTuple):
     min_rows_of_group, min_elements_of_group
         Rows and elements of a group, at least.
     at_once
-        For whole vectors of columns, beyond those of `groups`: up to how many there are, how many groups clusters go
-        through at once, and from how many rows on and up to how many there are no more.
+        For whole vectors of columns: from how many on and up to how many there are how many groups, which clusters go
+        through at once, and from how many rows on and up to how many there are no more. At other columns clusters of
+        16 and 32 bits differ in what they go through.
     few_rows
         From how many columns on, and up to how many, so few rows have groups of at least how many rows: clusters then
         go through all groups at once, of any number of columns.
@@ -101,7 +102,7 @@ class SumNumbers(NamedTuple):
     max_groups: int
     wide_groups: int
     min_rows_of_group: int
-    at_once: Sequence[tuple[int, int, int, int]]
+    at_once: Sequence[tuple[int, int, int, int, int]]
     few_rows: Sequence[int]
     min_elements_of_group: int
     apart_groups: Sequence[tuple[int, int]]

@@ -336,6 +336,8 @@ def test_few_rows_of_many_columns_have_as_many_groups_as_clusters_go_through_at_
     assert row_groups.row_groups(64, 65535) == (8, 8, 8)
     assert row_groups.row_groups(256, 65535) == (64, 4, 8)
     assert row_groups.row_groups(256, 32768) == (29, 9, 29)
+    assert row_groups.row_groups(4096, 40960) == (30, 137, 30)
+    assert row_groups.row_groups(4096, 20480) == (120, 35, 8)
     assert row_groups.row_groups(256, 16384) == (64, 4, 8)
     assert row_groups.row_groups(64, 131072) == (16, 4, 8)
     assert row_groups.row_groups(24576, 65536) == (120, 205, 8)
@@ -345,7 +347,9 @@ def test_few_rows_of_many_columns_have_as_many_groups_as_clusters_go_through_at_
 def test_rows_of_any_number_of_groups_may_lie_at_an_odd_distance(
     skip: int, simulated: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    few = row_groups.NUMBERS._replace(groups=((32, 528),), at_once=((64, 9, 1, 45),), min_elements_of_group=1)
+    few = row_groups.NUMBERS._replace(
+        groups=((32, 528),), at_once=((33, 64, 9, 1, 45),), min_elements_of_group=1
+    )
     monkeypatch.setattr(row_groups, "NUMBERS", few)
     assert row_groups.row_groups(45, 64) == (9, 5, 9)
     given = Given.of(45, 64, "float16", skip)
