@@ -45,6 +45,8 @@ struct Operands {
   };
   template <class Visit>
   static void each_scattered(int64, RowPointer&, Visit) {}
+  static constexpr int kNumbers = 0;
+  static void prefetch_numbers(int64) {}
   RowPointer at(int64) const { return {}; }
 };
 template <class First, class... Rest>
@@ -58,6 +60,13 @@ struct Operands<First, Rest...> {
       kInSteps = kLoadsInSteps<First> && Others::kInSteps;
   First first;
   Others rest;
+
+  // Of each row, and a call that has them in the L2 cache when the row comes.
+  static constexpr int kNumbers = Others::kNumbers + (First::kPerRow && !kIsDrawn<First>);
+  void prefetch_numbers(int64 row) const {
+    if constexpr (First::kPerRow && !kIsDrawn<First>) prefetch_to_l2(first.pointer + first.rows.offset(row));
+    rest.prefetch_numbers(row);
+  }
 
   template <int N>
   struct Packed {

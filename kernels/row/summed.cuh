@@ -43,6 +43,9 @@ __global__ void __launch_bounds__(Shape_::kBlock, Shape_::kMinBlocks)
   constexpr int kWarps = Shape::kWarps, kEdge = Shape::kEdge, kStages = Shape::kStages, kVectors = Shape::kVectors;
   constexpr int kSums = kLoadSums + kStoreSums;
   constexpr bool kTakes = kTakesRows<Shape>, kStaged = kStages > 0;
+  // Whether a row's numbers are asked for two rows early: where a row takes little time, and has several of them, their
+  // loads are what it waits for (docs/notes/085).
+  constexpr bool kAsks = kCtasPerRow == 1 && decltype(Load::operands)::kNumbers > 1 && sizeof(typename Load::Type) == 2;
   constexpr bool kEqual = Shape::kFull && slots_for(kWarps) == kWarps;
   using Valid = Predicate<Shape::kAlwaysValid * kVector, kEdge, (kCtasPerRow > 1 ? 2 : 1)>;
   using OfVector = Predicate<0, 0, 2>;
@@ -180,6 +183,9 @@ __global__ void __launch_bounds__(Shape_::kBlock, Shape_::kMinBlocks)
         const typename Load::template Loaded<1> own_around = around[0];
         if (j < all_rows) {
           if (j + 1 < all_rows) load_besides(j + 1);
+          if constexpr (kAsks) {
+            if (lane == 0 && j + 2 < own_rows) a.load.operands.prefetch_numbers(row_at(j + 2));
+          }
           wait_for_copies<(kStages > 0 ? kStages - 1 : 0)>();
           typename Op::State of_thread = Op::identity();  // vector by vector: their numbers take no registers meanwhile
           const bool here = j < own_rows;
@@ -271,6 +277,9 @@ __global__ void __launch_bounds__(Shape_::kBlock, Shape_::kMinBlocks)
       if (base < end) load(base);
       for (; base < end; base += step) {
         const bool here = (kTakes && Shape::kGroups == 1) || there[0];
+        if constexpr (kAsks) {
+          if (lane == 0 && base + slot + 2 * step < end) a.load.operands.prefetch_numbers(base + slot + 2 * step);
+        }
         if constexpr (kTakes) {  // what was there has been written
           prefetch(base + kStages * step, place_before);
           wait_for_copies<kStages>();
