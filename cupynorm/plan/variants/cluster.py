@@ -246,7 +246,8 @@ def _one_shot(question: Question, block: int) -> Plan | None:
                 # so that blocks of all rows run at once, registers may be as few as simple ops take
                 fewest = elements * problem.fields + rules.registers.small_batch_fused
                 fewest = fewest if question.small_batch else needed
-                resident = max(1, min(blocks, limits.registers_per_sm // (fewest * block)))
+                room = min(limits.registers_per_sm // fewest, limits.threads_per_sm)
+                resident = max(1, min(blocks, room // block))
                 plan = replace(plan, min_blocks=resident)
                 reason = AT_ONCE if question.small_batch else ONE_SHOT
                 return with_grid(question, plan, blocks_of(problem, plan), reason)
@@ -273,9 +274,8 @@ def prefers_streamed(question: Question) -> bool:
         return False
     numbers = question.rules.clusters
     chunk = numbers.few_read_ctas * numbers.few_read_block * _stream_vectors(question)
-    whole = (
-        problem.vectors % chunk == 0 and not problem.unaligned
-    )  # else some loads would be waited for one by one
+    # of chunks that are not whole, some loads would be waited for one by one
+    whole = problem.vectors % chunk == 0 and not problem.unaligned
     enough = problem.rows >= numbers.few_read_rows * limits.sm_count
     return whole and enough and question.rules.is_better("streamed, few", problem)
 
