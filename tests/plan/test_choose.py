@@ -492,6 +492,22 @@ def test_blocks_of_all_few_rows_run_at_once(rows: int, cols: int, pairs: bool) -
     assert plan.vectors * plan.vector * (1 + pairs) >= 16
 
 
+def test_few_rows_ask_for_no_more_threads_than_a_multiprocessor_has() -> None:
+    limits = dataclasses.replace(RECORDED["rtx4090"], name="rtx5090", compute_capability="120")
+    of_bytes: dict[str, Any] = {
+        "load_operands": (1, 1),
+        "epilogue_operands": (4,),
+        "output_bytes": 1,
+        "direct_load": False,
+    }
+    problem = Problem(rows=1, cols=16640, vector=8, load_bytes=2, compute_bytes=4, fused=True, **of_bytes)
+
+    plan = choose(problem, limits, lambda plan: max(1, plan.min_blocks))
+
+    assert (plan.variant, plan.block) == ("cluster", 512)
+    assert plan.block * plan.min_blocks <= limits.threads_per_sm < plan.block * (plan.min_blocks + 1)
+
+
 def test_few_long_rows_that_are_only_read_are_streams_of_whole_chunks() -> None:
     streams = fused(64, 65536), fused(128, 131072)
 
