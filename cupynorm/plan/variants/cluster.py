@@ -243,9 +243,9 @@ def _one_shot(question: Question, block: int) -> Plan | None:
         if elements <= max(most, problem.vector):
             needed = rules.registers.cluster + registers(question, elements, full=plan.full, cached=False)
             if needed * block <= limits.registers_per_sm:
-                # so that blocks of all rows run at once, registers may be as few as simple ops take
-                fewest = elements * problem.fields + rules.registers.small_batch_fused
-                fewest = fewest if question.small_batch else needed
+                fewest = needed
+                if question.small_batch:  # so that blocks of all rows run at once: as few as simple ops take
+                    fewest = elements * problem.fields + rules.registers.small_batch_fused
                 room = min(limits.registers_per_sm // fewest, limits.threads_per_sm)
                 resident = max(1, min(blocks, room // block))
                 plan = replace(plan, min_blocks=resident)
@@ -257,31 +257,26 @@ def _one_shot(question: Question, block: int) -> Plan | None:
 
 def streamed(question: Question) -> Plan | None:
     """Return the plan of few long rows that are only read, a chunk at a time: nothing waits."""
-    limits, numbers = question.limits, question.rules.clusters
+    numbers = question.rules.clusters
     ctas, block = numbers.few_read_ctas, numbers.few_read_block
     if ctas > question.max_ctas:
         return None
     plan = staged.chunked(question, "cluster", block, 0)
-    blocks = min(question.rules.streamed.threads, limits.threads_per_sm) // block
-    plan = replace(plan, vectors=_stream_vectors(question), ctas_per_row=ctas, min_blocks=blocks)
+    vectors, blocks = staged.stream_vectors(question), staged.stream_blocks(question, block)
+    plan = replace(plan, vectors=vectors, ctas_per_row=ctas, min_blocks=blocks)
     return staged.finished(question, plan, STREAMED)
 
 
 def prefers_streamed(question: Question) -> bool:
     """Say whether few rows that are only read are enough for clusters of few blocks that stream them."""
-    problem, limits = question.problem, question.limits
-    if not problem.only_reads or problem.fields > 1 or problem.vector_bytes != ACCESS_BYTES:
+    problem, numbers = question.problem, question.rules.clusters
+    if not staged.may_stream(problem):
         return False
-    numbers = question.rules.clusters
-    chunk = numbers.few_read_ctas * numbers.few_read_block * _stream_vectors(question)
+    chunk = numbers.few_read_ctas * numbers.few_read_block * staged.stream_vectors(question)
     # of chunks that are not whole, some loads would be waited for one by one
     whole = problem.vectors % chunk == 0 and not problem.unaligned
-    enough = problem.rows >= numbers.few_read_rows * limits.sm_count
+    enough = problem.rows >= numbers.few_read_rows * question.limits.sm_count
     return whole and enough and question.rules.is_better("streamed, few", problem)
-
-
-def _stream_vectors(question: Question) -> int:
-    return max(1, question.rules.streamed.elements // question.problem.vector)
 
 
 # ---- rows in shared memory

@@ -32,6 +32,7 @@ from cupynorm.plan.registers import registers
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from cupynorm.plan.problem import Problem
     from cupynorm.plan.rule_types import Rule
 
 COMPUTED = "a block's shared memory holds what was computed of the row"
@@ -160,20 +161,33 @@ def uncached(question: Question) -> Plan | None:
 
 def streamed(question: Question) -> Plan | None:
     """Return the plan of long rows that are only read: many loads are on their way, and nothing waits."""
-    problem, numbers = question.problem, question.rules.streamed
-    vectors = max(1, numbers.elements // problem.vector)
+    problem, numbers, vectors = question.problem, question.rules.streamed, stream_vectors(question)
     most = power_of_two_to(max(WARP, problem.vectors // (numbers.rounds * vectors)))
     plan = chunked(question, "uncached", threads_with_vectors(problem, 1, min(numbers.block, most)), 0)
-    threads = min(numbers.threads, question.limits.threads_per_sm)
-    blocks = min(threads // plan.block, question.limits.blocks_per_sm)
-    plan = replace(plan, vectors=vectors, min_blocks=blocks)
+    plan = replace(plan, vectors=vectors, min_blocks=stream_blocks(question, plan.block))
     return finished(question, plan, "rows that are only read are a stream, of which nothing waits")
+
+
+def stream_vectors(question: Question) -> int:
+    """Return how many vectors of a stream a thread has on their way."""
+    return max(1, question.rules.streamed.elements // question.problem.vector)
+
+
+def stream_blocks(question: Question, block: int) -> int:
+    """Return how many blocks of a stream a multiprocessor has."""
+    threads = min(question.rules.streamed.threads, question.limits.threads_per_sm)
+    return min(threads // block, question.limits.blocks_per_sm)
+
+
+def may_stream(problem: Problem) -> bool:
+    """Say whether a stream can read the rows: nothing is written for their elements, and accesses are whole."""
+    return problem.only_reads and problem.fields == 1 and problem.vector_bytes == ACCESS_BYTES
 
 
 def prefers_stream(question: Question) -> bool:
     """Say whether rows of which only numbers are kept are long enough to be read as a stream."""
     problem = question.problem
-    if not problem.only_reads or problem.fields > 1 or problem.vector_bytes != ACCESS_BYTES:
+    if not may_stream(problem):
         return False
     others = problem.load_bytes == 1 or problem.unaligned > 0
     return question.rules.is_better("streamed, others" if others else "streamed", problem)
