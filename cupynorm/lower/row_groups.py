@@ -6,8 +6,8 @@ from cupynorm._values import NamedTuple
 from cupynorm.plan.lowering import numbers
 
 NUMBERS = numbers().sums
-# Of a multiple of so many groups each has rows of one alignment, whatever their width, as all rows of so many columns
-# have.
+# Where the number of groups is a multiple of this, all rows of a group have the same alignment, whatever their width.
+# Where the number of columns is one, all rows have.
 INTERLEAVED = 8
 
 

@@ -43,12 +43,12 @@ class SumNumbers(NamedTuple):
         are counted from multiples of their size; from lines where rows begin at vectors; and those of a group, for one
         row of partial sums.
     halves_apart, halves_summed
-        For unaligned rows of 16 bits: rows in flight times bytes of float32, how often at least a group has so many,
-        and blocks of a multiprocessor for which the compiler leaves registers; where arrays differ in alignment,
-        nothing is added up and fewer than `apart_lanes` threads are side by side, and where arrays are aligned alike
-        and the one that is written is added up.
+        Three numbers for unaligned rows of 16 bits: rows in flight times bytes of float32; how often a group has so
+        many rows, at least; and for how many blocks of a multiprocessor the compiler leaves registers. `halves_apart`:
+        of arrays that differ in alignment, if nothing is added up and fewer than `apart_lanes` threads are side by
+        side. `halves_summed`: of arrays that are aligned alike, if the only one that is written is added up.
     min_elements_apart
-        For the first of these, elements at least: few blocks end apart from one another.
+        Elements of an array, at least, for `halves_apart`: with fewer, blocks do not end at the same time.
     narrow_cols, narrow_rows, narrow_blocks, narrow_bytes_in_flight
         For rows of 16 bits where elements are written to one array and added up: from how many columns and rows on, and
         up to how many, there are so few blocks, which run at once, and so many rows in flight (times bytes of float32).

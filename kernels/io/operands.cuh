@@ -61,7 +61,7 @@ struct Operands<First, Rest...> {
   First first;
   Others rest;
 
-  // Of each row, and a call that has them in the L2 cache when the row comes.
+  // How many operands are one number for each row; and a call that asks the L2 cache for those of a later row.
   static constexpr int kNumbers = Others::kNumbers + (First::kPerRow && !kIsDrawn<First>);
   void prefetch_numbers(int64 row) const {
     if constexpr (First::kPerRow && !kIsDrawn<First>) prefetch_to_l2(first.pointer + first.rows.offset(row));

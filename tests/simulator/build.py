@@ -371,15 +371,12 @@ def together(kernels: Sequence[Wanted]) -> None:
         if each.parts and not each.path.exists() and each == wanted(each.code, each.name, each.passed):
             alike.setdefault((each.passed, each.version), {})[each.key] = each
     for group in alike.values():
-        waiting = sorted(group.values(), key=lambda each: each.includes)  # chunks share what they include
+        waiting = sorted(group.values(), key=lambda each: each.includes)  # so that chunks share headers
         several = math.ceil(len(waiting) / MOST_TOGETHER)
-        for first in range(several):
-            # another process may have made some
-            some = [
-                each
-                for each in waiting[first * len(waiting) // several : (first + 1) * len(waiting) // several]
-                if not each.path.exists()
-            ]
+        ends = [i * len(waiting) // several for i in range(several + 1)]
+        for begin, end in itertools.pairwise(ends):
+            chunk = waiting[begin:end]
+            some = [each for each in chunk if not each.path.exists()]  # another process may have made some
             if some and not _compile_together(some):
                 _compile_those_that_include_the_same(some)
 
